@@ -1,0 +1,32 @@
+"""The base of every typed configuration section, and the field types they share.
+
+Defaults live in the YAML files beside this module and nowhere else, so that
+`python train.py --cfg job` prints everything a run depends on.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """A section of the configuration: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _whole_number(value: Any) -> Any:
+    """Accepts 2e6 where a whole number is wanted; leaves everything else to the type check."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_whole_number), Field(gt=0)]
+"""A positive whole number, such as a number of tokens; 2e6 is accepted."""
+
+CountOrZero = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
+"""A whole number that may be 0."""
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -10,6 +10,8 @@ space, and answers a misspelt key without naming the allowed ones. So, before Hy
 """
 
 import functools
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +56,6 @@ def hydra_main(
 
 
 def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None:
-    import os
-
     try:
         task(validate(cfg, schema))
     except (ValueError, FileNotFoundError) as error:
@@ -128,12 +128,13 @@ def _is_quoted(value: str) -> bool:
 
 
 def _quote(value: str) -> str:
-    """A Hydra string literal that means exactly `value`: no interpolation, no escapes lost."""
-    for form in (value, value.replace("${", "\\${")):
-        pass
-    escaped = form.replace("\\'", "\\\\'").replace("'", "\\'")
-    trailing = len(escaped) - len(escaped.rstrip("\\"))
-    return f"'{escaped}{chr(92) * trailing}'"
+    """A Hydra string literal that means exactly `value`: no interpolation, no backslash lost."""
+    # Hydra and OmegaConf read a backslash literally unless it stands before a quote, before an
+    # interpolation or at the end; only there are they doubled.
+    value = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
+    value = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+    value = re.sub(r"(\\+)\Z", lambda found: found[1] * 2, value)
+    return f"'{value}'"
 
 
 def _parses(override: str) -> bool:

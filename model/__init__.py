@@ -1,0 +1,1 @@
+"""The network (embeddings, blocks, mixers, cache) and its training module."""

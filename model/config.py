@@ -1,0 +1,119 @@
+"""The typed configuration of the network; defaults are in conf/model/ and conf/mixer/."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from conf.settings import Count, CountOrZero, Positive, Settings
+
+DecayName = Literal["none", "retnet", "learned", "gla"]
+FeatureMapName = Literal["identity", "elu1", "relu", "silu"]
+
+# Options that only some decays read; giving one to another decay is an error, not silence.
+_DECAY_OPTIONS = {
+    "decay_rank": ("gla",),
+    "decay_temperature": ("gla",),
+    "memory_length": ("gla", "learned"),
+}
+# Feature maps whose kernel phi(q).phi(k) is never negative, so that a denominator is allowed.
+_NON_NEGATIVE_MAPS = ("elu1", "relu")
+
+
+class SoftmaxSettings(Settings):
+    """Softmax attention: grouped-query heads, rotary or no positions, full or sliding window."""
+
+    kind: Literal["softmax"]
+    heads: Count = Field(description="query heads")
+    kv_heads: Count = Field(description="key and value heads; divides heads")
+    head_dim: Count | None = Field(description="width of a head; null: d_model / heads")
+    rope_base: Positive | None = Field(description="base of the rotary angles; null: NoPE")
+    window: Count | None = Field(description="tokens a query sees, itself included; null: all")
+
+    @model_validator(mode="after")
+    def _heads_divide(self):
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
+                f"allowed: {', '.join(str(n) for n in _divisors(self.heads))}"
+            )
+        if self.head_dim is not None and self.rope_base is not None and self.head_dim % 2:
+            raise ValueError(
+                f"head_dim={self.head_dim} is odd, and rotary positions turn pairs: give an even "
+                "head_dim, or rope_base=null"
+            )
+        return self
+
+
+class LinearSettings(Settings):
+    """The linear-time mixer: S_t = D_t S_{t-1} + phi(k_t) v_t^T, y_t = phi(q_t)^T S_t."""
+
+    kind: Literal["linear"]
+    heads: Count
+    expand_k: Positive = Field(description="total key width as a multiple of d_model")
+    expand_v: Positive = Field(description="total value width as a multiple of d_model")
+    decay: DecayName
+    decay_rank: Count | None = Field(description="gla: rank of the gate projection; null: 16")
+    decay_temperature: Positive | None = Field(
+        description="gla: log-decay = logsigmoid(gate) / temperature; null: 16"
+    )
+    memory_length: list[Positive] | None = Field(
+        description="gla, learned: [shortest, longest] memory in tokens at the start of training, "
+        "spread evenly in the logarithm over channels or heads; null: [16, 512]"
+    )
+    feature_map: FeatureMapName
+    normalize: bool = Field(description="divide by the sum of the weights phi(q).phi(k)")
+    output_gate: Literal["none", "swish", "sigmoid"]
+    output_norm: bool = Field(description="RMSNorm of each head's output")
+    conv_width: CountOrZero = Field(description="taps of the short convolution; 0: none")
+    rope_base: Positive | None = Field(description="base of the rotary angles; null: none")
+
+    @model_validator(mode="after")
+    def _options_make_sense(self):
+        for option, decays in _DECAY_OPTIONS.items():
+            value = getattr(self, option)
+            if value is not None and self.decay not in decays:
+                raise ValueError(
+                    f"{option}={value} is not read by decay={self.decay}, only by "
+                    f"decay={' or '.join(decays)}; leave {option}=null or choose another decay"
+                )
+        lengths = self.memory_length
+        if lengths is not None and (len(lengths) != 2 or lengths[0] > lengths[1]):
+            raise ValueError(
+                f"memory_length={lengths}: give two numbers of tokens, the shorter first, "
+                "such as [16,512]"
+            )
+        if self.normalize and self.feature_map not in _NON_NEGATIVE_MAPS:
+            raise ValueError(
+                f"normalize=true needs a feature map with a non-negative kernel, and "
+                f"feature_map={self.feature_map} has a signed one, so that the denominator may "
+                f"vanish; use feature_map={' or '.join(_NON_NEGATIVE_MAPS)}, or normalize=false"
+            )
+        if self.normalize and self.rope_base is not None:
+            raise ValueError(
+                f"normalize=true with rope_base={self.rope_base}: rotated features have a signed "
+                "kernel, so that the denominator may vanish; use rope_base=null or normalize=false"
+            )
+        return self
+
+
+MixerSettings = Annotated[SoftmaxSettings | LinearSettings, Field(discriminator="kind")]
+
+
+class ModelSettings(Settings):
+    """The network: width, layer mix and the mixers that the mix names."""
+
+    layers: str = Field(description="the layer pattern, such as (gla gla retnet softmax)*2")
+    d_model: Count
+    ffn_dim: Count = Field(description="hidden width of the SwiGLU feed-forward layer")
+    tie_embeddings: bool = Field(description="use the embedding matrix as the output head")
+    norm_eps: Positive
+    init: Literal["depth_scaled", "zero_residual"] = Field(
+        description="depth_scaled: normal, projections back into the residual stream divided by "
+        "sqrt(2 layers); zero_residual: those projections start at 0"
+    )
+    init_std: Positive = Field(description="standard deviation of embeddings and matrices")
+    mixers: dict[str, MixerSettings]
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

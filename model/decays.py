@@ -1,0 +1,117 @@
+"""Decays D_t: how fast the state of a linear mixer forgets.
+
+A decay is a module whose `forward(x)` maps block inputs [B, T, d_model] to the natural logarithm
+of the decay, float32 and at most 0, in one of the shapes that `kernels.linear_attention` reads:
+None, [H], [B, T, H] or [B, T, H, K]. Decays are float32 whatever the model's dtype: in bfloat16
+RetNet's slower heads round to exactly 1.
+
+`memory_length` M, in tokens, is the number of steps after which a decay has faded to 1/e:
+log-decay = -1/M.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import LinearSettings
+
+DEFAULT_MEMORY = (16.0, 512.0)
+
+
+class NoDecay(nn.Module):
+    """Nothing is forgotten (linear attention)."""
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> None:
+        return None
+
+    def init_weights(self) -> None:
+        pass
+
+
+class RetNetDecay(nn.Module):
+    """Fixed per head: gamma_h = 1 - 2^(-5-h) (Sun et al., 2023, Retentive Network)."""
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+        super().__init__()
+        # Not a buffer: `model.to(bfloat16)` would round it.
+        self.log_decay = tuple(math.log1p(-(2.0 ** (-5 - h))) for h in range(settings.heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _constant(self.log_decay, x.device)
+
+    def init_weights(self) -> None:
+        pass
+
+
+class LearnedDecay(nn.Module):
+    """One learned constant per head, log-decay = -exp(-log_memory_h)."""
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+        super().__init__()
+        self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
+        self.log_memory = nn.Parameter(torch.empty(settings.heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.exp(-self.log_memory.float())
+
+    def init_weights(self) -> None:
+        with torch.no_grad():
+            self.log_memory.copy_(_log_spaced(self.memory, self.log_memory.numel()).log())
+
+
+class GLADecay(nn.Module):
+    """Per key channel and token: logsigmoid(x W1 W2 + b) / temperature (Yang et al., 2024, GLA).
+
+    The bias starts where the memory lengths of the channels are spread between the two ends of
+    `memory_length`: logsigmoid(b) = -temperature / M.
+    """
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+        super().__init__()
+        self.heads = settings.heads
+        self.temperature = settings.decay_temperature or 16.0
+        self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
+        rank = settings.decay_rank or 16
+        self.down = nn.Linear(d_model, rank, bias=False)
+        self.up = nn.Linear(rank, key_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.up(self.down(x)).float()
+        log_decay = F.logsigmoid(gate) / self.temperature
+        return log_decay.unflatten(-1, (self.heads, -1))
+
+    def init_weights(self) -> None:
+        key_dim = self.up.out_features
+        # Every head gets the whole range: channels of one head forget at different speeds.
+        memory = _log_spaced(self.memory, key_dim // self.heads).repeat(self.heads)
+        log_gate = -self.temperature / memory  # logsigmoid(b), so b = log_gate - log(1 - e^log_gate)
+        with torch.no_grad():
+            self.up.bias.copy_(log_gate - torch.log(-torch.expm1(log_gate)))
+
+
+DECAYS: dict[str, type[nn.Module]] = {
+    "none": NoDecay,
+    "retnet": RetNetDecay,
+    "learned": LearnedDecay,
+    "gla": GLADecay,
+}
+
+
+def _log_spaced(ends: tuple[float, ...], count: int) -> Tensor:
+    low, high = math.log(ends[0]), math.log(ends[1])
+    if count == 1:
+        return torch.tensor([math.exp((low + high) / 2)], dtype=torch.float64)
+    return torch.linspace(low, high, count, dtype=torch.float64).exp()
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A float32 tensor made once per device: no host-to-device copy at every call."""
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.tensor(values, dtype=torch.float32, device=device)

@@ -1,0 +1,104 @@
+"""The small layers that blocks and mixers share: RMSNorm, SwiGLU, short causal convolution."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32.
+
+    Source: Zhang and Sennrich, 2019.
+    """
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+    def init_weights(self) -> None:
+        nn.init.ones_(self.weight)
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward layer down(silu(gate x) * up x) (Shazeer, 2020)."""
+
+    def __init__(self, d_model: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(d_model, hidden, bias=False)
+        self.up = nn.Linear(d_model, hidden, bias=False)
+        self.down = nn.Linear(hidden, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class ConvState(NamedTuple):
+    """The last `width - 1` inputs of a convolution, zeros on the left, and their documents."""
+
+    inputs: Tensor  # [B, width - 1, D], values before the convolution
+    segments: Tensor  # int64 [B, width - 1], -1 where there was no token
+
+
+class ShortConv(nn.Module):
+    """Causal depthwise convolution over time followed by silu; taps never leave the document.
+
+    y_t = silu(sum_j weight_j x_{t-j}), j = 0 .. width - 1.
+    """
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(width, dim))  # row j multiplies x_{t-j}
+
+    def forward(
+        self,
+        x_btd: Tensor,
+        segments: Tensor | None,
+        state: ConvState | None = None,
+        keep_state: bool = False,
+    ) -> tuple[Tensor, ConvState | None]:
+        """[B, T, D] -> [B, T, D] and, on request, the state after the last token.
+
+        `state` needs `segments`: the numbers say whether the carried inputs belong to the same
+        document.
+        """
+        batch, length, dim = x_btd.shape
+        past = self.width - 1
+        if state is None:
+            padded = F.pad(x_btd, (0, 0, past, 0))
+        else:
+            padded = torch.cat((state.inputs.to(x_btd.dtype), x_btd), dim=1)
+        numbers = None
+        if segments is not None:
+            before = x_btd.new_full((batch, past), -1, dtype=torch.int64)
+            before = before if state is None else state.segments
+            numbers = torch.cat((before, segments.to(torch.int64)), dim=1)
+
+        weight = self.weight.to(x_btd.dtype)
+        y = x_btd * weight[0]
+        for j in range(1, self.width):
+            tap = padded[:, past - j : past - j + length]
+            if numbers is not None:
+                same = numbers[:, past - j : past - j + length] == segments
+                tap = tap * same[..., None].to(tap.dtype)
+            y = torch.addcmul(y, tap, weight[j])
+
+        kept = None
+        if keep_state:
+            if numbers is None:
+                numbers = F.pad(x_btd.new_zeros((batch, length), dtype=torch.int64), (past, 0), value=-1)
+            start = padded.shape[1] - past
+            kept = ConvState(padded[:, start:].clone(), numbers[:, start:].clone())
+        return F.silu(y), kept
+
+    def init_weights(self) -> None:
+        # The identity plus a little of the past: training starts close to no convolution.
+        nn.init.normal_(self.weight, std=0.1)
+        with torch.no_grad():
+            self.weight[0] += 1

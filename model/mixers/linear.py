@@ -1,0 +1,132 @@
+"""The linear-time mixer: one recurrence, chosen by decay, feature map and what is around it.
+
+    S_t = D_t S_{t-1} + phi(k_t) v_t^T        y_t = phi(q_t)^T S_t  [ / phi(q_t)^T z_t ]
+
+GLA, RetNet and the linear transformer are presets of this class (conf/mixer/), not classes. The
+recurrence itself is `kernels.linear_attention`.
+"""
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels import LinearState, linear_attention
+from model.config import LinearSettings
+from model.decays import DECAYS
+from model.feature_maps import FEATURE_MAPS
+from model.layers import ConvState, RMSNorm, ShortConv
+from model.sequence import SequenceInfo, rotate
+
+
+class LinearMixerState(NamedTuple):
+    recurrence: LinearState
+    conv_q: ConvState | None
+    conv_k: ConvState | None
+    conv_v: ConvState | None
+
+
+class LinearMixer(nn.Module):
+    def __init__(self, settings: LinearSettings, d_model: int, norm_eps: float) -> None:
+        super().__init__()
+        self.settings = settings
+        self.heads = settings.heads
+        key_dim = _width(d_model, settings.expand_k, self.heads, "expand_k")
+        value_dim = _width(d_model, settings.expand_v, self.heads, "expand_v")
+        if settings.rope_base is not None and key_dim // self.heads % 2:
+            raise ValueError(
+                f"rotary positions turn pairs, and heads={self.heads}, "
+                f"expand_k={settings.expand_k} give the odd key width {key_dim // self.heads}: "
+                "choose other heads, or rope_base=null"
+            )
+        self.key_dim, self.value_dim = key_dim, value_dim
+        self.q = nn.Linear(d_model, key_dim, bias=False)
+        self.k = nn.Linear(d_model, key_dim, bias=False)
+        self.v = nn.Linear(d_model, value_dim, bias=False)
+        self.gate = None
+        if settings.output_gate != "none":
+            self.gate = nn.Linear(d_model, value_dim, bias=False)
+        self.conv_q = self.conv_k = self.conv_v = None
+        if settings.conv_width:
+            self.conv_q = ShortConv(key_dim, settings.conv_width)
+            self.conv_k = ShortConv(key_dim, settings.conv_width)
+            self.conv_v = ShortConv(value_dim, settings.conv_width)
+        self.feature_map = FEATURE_MAPS[settings.feature_map]()
+        self.decay = DECAYS[settings.decay](settings, d_model, key_dim)
+        self.norm = RMSNorm(value_dim // self.heads, norm_eps) if settings.output_norm else None
+        self.out = nn.Linear(value_dim, d_model, bias=False)
+        self.features = self.feature_map.features(key_dim // self.heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        info: SequenceInfo,
+        state: LinearMixerState | None = None,
+        keep_state: bool = False,
+    ) -> tuple[Tensor, LinearMixerState | None]:
+        q, conv_q = self._project(self.q, self.conv_q, x, info, state and state.conv_q, keep_state)
+        k, conv_k = self._project(self.k, self.conv_k, x, info, state and state.conv_k, keep_state)
+        v, conv_v = self._project(self.v, self.conv_v, x, info, state and state.conv_v, keep_state)
+        q, k = self.feature_map(q), self.feature_map(k)
+        if self.settings.rope_base is not None:
+            rotation = info.rotation(self.features, self.settings.rope_base)
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        y, recurrence = linear_attention(
+            q,
+            k,
+            v,
+            self.decay(x),
+            scale=self.features**-0.5,
+            normalize=self.settings.normalize,
+            segments=info.segments,
+            state=state.recurrence if state else None,
+        )
+        if self.norm is not None:
+            y = self.norm(y)
+        y = y.flatten(-2)
+        if self.gate is not None:
+            gate = self.gate(x)
+            y = y * (F.silu(gate) if self.settings.output_gate == "swish" else gate.sigmoid())
+        kept = LinearMixerState(recurrence, conv_q, conv_k, conv_v) if keep_state else None
+        return self.out(y), kept
+
+    def _project(
+        self,
+        projection: nn.Linear,
+        conv: ShortConv | None,
+        x: Tensor,
+        info: SequenceInfo,
+        state: ConvState | None,
+        keep_state: bool,
+    ) -> tuple[Tensor, ConvState | None]:
+        y, kept = projection(x), None
+        if conv is not None:
+            y, kept = conv(y, info.segments, state, keep_state)
+        return y.unflatten(-1, (self.heads, -1)), kept
+
+    def flops_per_token(self, length: int) -> float:
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        taps = sum(m.weight.numel() for m in self.modules() if isinstance(m, ShortConv))
+        # Per head: decay the state (1), add k v^T (2), read q^T S (2). Chunked forms spend more
+        # in matrix products; this is the recurrence's own cost, the same at every length.
+        recurrence = 5 * self.features * self.value_dim
+        return 2 * (weights + taps) + recurrence
+
+    def state_bytes(self, length: int) -> int:
+        normalizer = self.heads * self.features if self.settings.normalize else 0
+        past = max(self.settings.conv_width - 1, 0)
+        conv = past * (2 * self.key_dim + self.value_dim) * self.q.weight.element_size()
+        return 4 * (self.features * self.value_dim + normalizer) + conv + (3 * 8 * past) + 8
+
+    def residual_outputs(self) -> list[nn.Linear]:
+        return [self.out]
+
+
+def _width(d_model: int, factor: float, heads: int, name: str) -> int:
+    width = d_model * factor
+    if not width.is_integer() or width % heads or not width:
+        raise ValueError(
+            f"{name}={factor} gives the width {width:g} (d_model={d_model}), which heads={heads} "
+            f"does not divide into whole numbers; change {name} or heads"
+        )
+    return int(width)

@@ -1,0 +1,144 @@
+"""The language model: embedding, pre-norm blocks with the mixers of the layer pattern, head."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from model.cache import Cache, advance
+from model.config import ModelSettings
+from model.layers import RMSNorm, SwiGLU
+from model.mixers import build_mixer
+from model.pattern import expand
+from model.sequence import SequenceInfo
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, branches: tuple[str, ...], settings: ModelSettings) -> None:
+        super().__init__()
+        self.name = "+".join(branches)
+        self.mixer_norm = RMSNorm(settings.d_model, settings.norm_eps)
+        self.mixer = build_mixer(branches, settings)
+        self.ffn_norm = RMSNorm(settings.d_model, settings.norm_eps)
+        self.ffn = SwiGLU(settings.d_model, settings.ffn_dim)
+
+    def forward(self, x, info: SequenceInfo, state=None, keep_state: bool = False):
+        y, state = self.mixer(self.mixer_norm(x), info, state, keep_state)
+        x = x + y
+        return x + self.ffn(self.ffn_norm(x)), state
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only language model over token ids [B, T].
+
+    Args:
+        settings: the `model` section of the configuration.
+        vocab_size: number of token ids.
+
+    Raises:
+        ValueError: a layer pattern or widths that do not fit, naming the key.
+    """
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, settings.d_model)
+        pattern = expand(settings.layers, settings.mixers)
+        self.blocks = nn.ModuleList(Block(branches, settings) for branches in pattern)
+        self.norm = RMSNorm(settings.d_model, settings.norm_eps)
+        self.head = nn.Linear(settings.d_model, vocab_size, bias=False)
+        if settings.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self.init_weights()
+
+    def hidden(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Final normalised hidden states [B, T, d_model] of packed rows.
+
+        segments: int [B, T] document numbers, non-decreasing along a row; None: one document.
+        """
+        info = SequenceInfo.of(tokens, segments)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x, _ = block(x, info)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [B, T, vocab_size]; arguments as `hidden`."""
+        return self.head(self.hidden(tokens, segments))
+
+    def decode(
+        self, tokens: Tensor, cache: Cache | None = None, segments: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Logits of the last token [B, vocab_size], and the cache after it.
+
+        Feeding a text in any pieces gives what feeding it at once gives.
+
+        Args:
+            tokens: int [B, T], T >= 1, what follows the tokens that `cache` has seen.
+            segments: document numbers; None: everything continues the cache's document. Padding
+                on the left is a document of its own with a lower number.
+        """
+        if tokens.shape[1] == 0:
+            raise ValueError("decode needs at least one token; an empty text starts with BOS")
+        if segments is None:
+            start = tokens.new_zeros(len(tokens)) if cache is None else cache.segment
+            segments = start[:, None].expand(tokens.shape)
+        known = (None, None) if cache is None else (cache.segment, cache.next_position)
+        info = SequenceInfo.of(tokens, segments, *known)
+        states = [None] * len(self.blocks) if cache is None else cache.states
+        x = self.embedding(tokens)
+        kept = []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, state = block(x, info, state, keep_state=True)
+            kept.append(state)
+        logits = self.head(self.norm(x[:, -1]))
+        return logits, Cache(tuple(kept), *advance(segments, info.positions))
+
+    def _apply(self, fn, recurse=True):
+        # `to_empty` and moves from the meta device replace parameters one by one: tie them again.
+        super()._apply(fn, recurse)
+        if self.settings.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        return self
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """(Re-)initialises every parameter, also after `to_empty()` on another device.
+
+        `model.init` names the scheme: see `ModelSettings`.
+        """
+        std = self.settings.init_std
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=std)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            for output in (*block.mixer.residual_outputs(), block.ffn.down):
+                if self.settings.init == "zero_residual":
+                    nn.init.zeros_(output.weight)
+                else:
+                    nn.init.normal_(output.weight, std=std / math.sqrt(2 * len(self.blocks)))
+        for module in self.modules():
+            if hasattr(module, "init_weights") and module is not self:
+                module.init_weights()
+        assert not self.settings.tie_embeddings or self.head.weight is self.embedding.weight
+
+    def num_parameters(self) -> int:
+        """Number of trained values; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, length: int) -> float:
+        """Forward floating-point operations per token of rows of `length` tokens.
+
+        Two per multiply-add. The embedding is a lookup and costs none; the head counts once, tied
+        or not.
+        """
+        total = 2 * self.head.weight.numel()
+        for block in self.blocks:
+            ffn = sum(p.numel() for p in block.ffn.parameters())
+            total += block.mixer.flops_per_token(length) + 2 * ffn
+        return total

@@ -1,0 +1,86 @@
+"""What every mixer must know about the rows it is given: document numbers and positions.
+
+Rows may hold several packed documents; `segments` numbers them. Convolutions, positions, softmax
+masks and the kernels all take the numbers from here, so that no document sees another.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """Document numbers and positions of one batch of rows.
+
+    segments: int [B, T], non-decreasing along a row, or None when every row is one document.
+    positions: int64 [B, T] or [1, T]: tokens since the start of the document.
+    """
+
+    segments: Tensor | None
+    positions: Tensor
+    _rotations: dict = field(default_factory=dict, repr=False)
+    _ranges: list = field(default_factory=list, repr=False)
+
+    @staticmethod
+    def of(
+        tokens: Tensor,
+        segments: Tensor | None = None,
+        last_segment: Tensor | None = None,
+        next_position: Tensor | None = None,
+    ) -> "SequenceInfo":
+        """Builds the description of `tokens` [B, T].
+
+        Args:
+            segments: int [B, T] or None.
+            last_segment: int [B], the document of the token before these (from a cache).
+            next_position: int [B], the position of the first of these if it continues that
+                document.
+        """
+        length = tokens.shape[1]
+        index = torch.arange(length, device=tokens.device)
+        if segments is None:
+            return SequenceInfo(None, index[None])
+        if length == 0:
+            return SequenceInfo(segments, index.expand(tokens.shape))
+        starts = torch.zeros_like(segments, dtype=torch.int64)
+        starts[:, 1:] = torch.where(segments[:, 1:] != segments[:, :-1], index[1:], -(2**62))
+        if last_segment is not None:
+            starts[:, 0] = torch.where(segments[:, 0] == last_segment, -next_position, 0)
+        return SequenceInfo(segments, index - torch.cummax(starts, dim=1).values)
+
+    def rotation(self, dim: int, base: float) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary angles, float32 [B or 1, T, 1, dim / 2].
+
+        Source: Su et al., 2021, RoFormer. Angles are formed in float64: in lower precisions
+        neighbouring positions of long documents fall together.
+        """
+        key = (dim, base)
+        if key not in self._rotations:
+            exponent = torch.arange(0, dim, 2, dtype=torch.float64, device=self.positions.device)
+            angles = self.positions.double()[..., None] * base ** (-exponent / dim)
+            self._rotations[key] = (
+                angles.cos().float()[:, :, None],
+                angles.sin().float()[:, :, None],
+            )
+        return self._rotations[key]
+
+    def document_ranges(self) -> list[list[tuple[int, int]]]:
+        """For every row the (start, end) of its documents, in order. Reads the tensor's values."""
+        if not self._ranges:
+            changed = (self.segments[:, 1:] != self.segments[:, :-1]).cpu()
+            length = self.segments.shape[1]
+            for row in changed:
+                cuts = [0, *(row.nonzero().flatten() + 1).tolist(), length]
+                self._ranges.append(list(zip(cuts[:-1], cuts[1:], strict=True)))
+        return self._ranges
+
+
+def rotate(x_bthd: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns channel pairs (i, i + D/2) of [B, T, H, D] by the angles of `SequenceInfo.rotation`."""
+    cos, sin = rotation
+    first, second = x_bthd.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(
+        x_bthd.dtype
+    )

@@ -1,0 +1,1 @@
+"""Training: the Lightning module, optimizers, schedules, and everything kept around a run."""

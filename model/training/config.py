@@ -1,0 +1,117 @@
+"""The typed configuration of training; defaults are in conf/optimizer, schedule and trainer."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from conf.settings import Count, CountOrZero, Fraction, Positive, Settings
+
+
+def _tokens_or_share(value: object) -> object:
+    """Checks `N` tokens or `P%` of the run."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)%", value) if isinstance(value, str) else None
+    if isinstance(value, bool) or not (
+        (isinstance(value, int) and value >= 0) or (share and float(share[1]) <= 100)
+    ):
+        raise ValueError(f"{value!r} is neither a number of tokens nor a share such as 20%")
+    return value
+
+
+TokensOrShare = Annotated[int | str, BeforeValidator(_tokens_or_share)]
+"""A number of tokens, or a share of the run's tokens such as `20%`."""
+
+
+def tokens_of(value: int | str, total: int) -> int:
+    """The number of tokens that a `TokensOrShare` means in a run of `total` tokens."""
+    return round(float(value[:-1]) / 100 * total) if isinstance(value, str) else value
+
+
+class MuonSettings(Settings):
+    """Muon for the matrices of the blocks, AdamW for everything else."""
+
+    kind: Literal["muon"]
+    lr: Positive = Field(description="of Muon; scaled per matrix by 0.2 sqrt(max(rows, columns))")
+    momentum: Fraction
+    ns_steps: Count = Field(description="Newton-Schulz iterations")
+    adamw_lr: Positive = Field(description="of embeddings, head, gains, biases and decays")
+    betas: list[Fraction] = Field(min_length=2, max_length=2)
+    eps: Positive
+    weight_decay: float = Field(ge=0, description="of matrices only")
+
+
+class AdamWSettings(Settings):
+    """AdamW for everything."""
+
+    kind: Literal["adamw"]
+    lr: Positive
+    betas: list[Fraction] = Field(min_length=2, max_length=2)
+    eps: Positive
+    weight_decay: float = Field(ge=0, description="of matrices only")
+
+
+OptimizerSettings = Annotated[MuonSettings | AdamWSettings, Field(discriminator="kind")]
+
+
+class WSDSettings(Settings):
+    """Warm-up, stable, decay: linear up, constant, then linear (or 1 - sqrt) down."""
+
+    kind: Literal["wsd"]
+    warmup: TokensOrShare
+    decay: TokensOrShare = Field(description="length of the final decay")
+    shape: Literal["linear", "sqrt"] = Field(description="sqrt: 1 - sqrt(progress)")
+    final: Fraction = Field(description="last learning rate as a share of the highest")
+
+
+class CosineSettings(Settings):
+    """Linear warm-up, then half a cosine down to `final`."""
+
+    kind: Literal["cosine"]
+    warmup: TokensOrShare
+    final: Fraction
+
+
+ScheduleSettings = Annotated[WSDSettings | CosineSettings, Field(discriminator="kind")]
+
+
+class TrainerSettings(Settings):
+    """How long and in what portions to train, and what to keep."""
+
+    tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
+    batch_tokens: Count = Field(description="tokens per optimizer step over all devices")
+    micro_batch_rows: Count | None = Field(
+        description="rows per forward pass on a device; null: all rows of the step at once"
+    )
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["auto", "32-true", "bf16-mixed"] = Field(
+        description="auto: bf16-mixed where its matrix products are measured faster"
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        description="torch.compile of the blocks; auto: on for CUDA, off for CPU"
+    )
+    clip_grad_norm: Positive | None
+    z_loss: float = Field(ge=0)
+    loss_chunk: Count = Field(description="tokens whose logits exist at a time")
+    max_skipped_steps: Count = Field(
+        description="optimizer steps in a row with a non-finite gradient before the run stops"
+    )
+    validate_every: Count = Field(description="optimizer steps between validations")
+    validation_rows: Count = Field(description="rows per validation batch")
+    validation_batches: Count | None = Field(
+        description="batches of a validation during training; null: the whole split"
+    )
+    checkpoint_every: Count = Field(description="optimizer steps between checkpoints")
+    keep_last: Count = Field(description="newest checkpoints to keep")
+    keep_every: CountOrZero = Field(description="keep every n-th step's checkpoint too; 0: none")
+
+    @model_validator(mode="after")
+    def _batch_fits(self):
+        if self.tokens < self.batch_tokens:
+            raise ValueError(
+                f"tokens={self.tokens} is less than one optimizer step of "
+                f"batch_tokens={self.batch_tokens}: raise trainer.tokens or lower "
+                "trainer.batch_tokens"
+            )
+        return self

@@ -1,0 +1,232 @@
+"""The public function: contract, validation of what the caller gave, choice of backend."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.reference import reference_attention
+from kernels.state import LinearState, empty_state, work_dtype
+from kernels.torch_backend import torch_attention
+
+
+class Backend(Protocol):
+    """What a backend provides: `linear_attention` for T >= 1 and validated arguments."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        *,
+        scale: float,
+        normalize: bool,
+        segments: Tensor | None,
+        state: LinearState | None,
+        chunk_size: int | None,
+    ) -> tuple[Tensor, LinearState]: ...
+
+
+BACKENDS: dict[str, Backend] = {"torch": torch_attention, "reference": reference_attention}
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    normalize: bool = False,
+    segments: Tensor | None = None,
+    state: LinearState | None = None,
+    chunk_size: int | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, LinearState]:
+    """Run S_t = D_t S_{t-1} + k_t v_t^T, y_t = scale q_t^T S_t over T tokens.
+
+    Args:
+        q, k: [B, T, H, K], feature maps already applied; any strides.
+        v: [B, T, H, V]; q, k and v share one dtype: bfloat16, float16, float32 or float64.
+        decay: natural logarithm of D_t, float32 (float64 with float64 inputs), finite, <= 0.
+            None, or [H] (constant per head), [B, T, H] (scalar per token), [B, T, H, K] (one per
+            key channel). Values above 0 are a mistake that is not looked for: a check would stall
+            a GPU.
+        beta: reserved for the delta rule; must be None in this version.
+        scale: multiplies q; cancels and has no effect when `normalize` is set.
+        normalize: divide by q_t^T z_t, z_t = D_t z_{t-1} + k_t. Where that denominator is
+            exactly 0 the output is 0 and passes no gradient. Meant for kernels q.k that are
+            positive.
+        segments: integer [B, T], document numbers, non-decreasing along T (not checked, for the
+            same reason as decay). Nothing passes from one document to another, from or into the
+            carried state included.
+        state: what an earlier call returned; None starts from nothing. Its parts must match this
+            call: z is there exactly when `normalize` is set, segment exactly when `segments` is.
+        chunk_size: tokens handled at once, >= 1; None picks a measured default. It changes speed
+            and rounding, not the result. Per-channel decays round it up to a power of two.
+        backend: "auto", "torch" or "reference" (step by step).
+
+    Returns:
+        o [B, T, H, V] in v's dtype, and the state after the last token (float32, or float64 for
+        float64 inputs). T = 0 gives an empty output and the incoming state. Gradients flow
+        through everything that is floating point; autocast is ignored.
+
+    Raises:
+        ValueError: for any argument outside this contract.
+    """
+    run = _choose_backend(backend)
+    _check_inputs(q, k, v, scale)
+    _check_decay(q, decay, beta)
+    _check_segments(q, segments)
+    _check_state(q, v, normalize, segments, state)
+    _check_chunk_size(chunk_size)
+    if q.shape[1] == 0:
+        return v.clone(), _state_of_no_tokens(q, v, normalize, segments, state)
+    return run(
+        q,
+        k,
+        v,
+        decay,
+        scale=float(scale),
+        normalize=normalize,
+        segments=segments,
+        state=state,
+        chunk_size=chunk_size,
+    )
+
+
+def _choose_backend(name: str) -> Backend:
+    if name == "auto":
+        return BACKENDS["torch"]
+    if name == "triton":
+        raise ValueError(
+            "backend='triton' is not available in this version; use 'auto', 'torch' or 'reference'"
+        )
+    if name not in BACKENDS:
+        raise ValueError(f"backend={name!r} is unknown; use one of {['auto', *BACKENDS]}")
+    return BACKENDS[name]
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() != 4 or q.shape != k.shape or v.dim() != 4 or q.shape[:3] != v.shape[:3]:
+        raise ValueError(f"expected q and k [B, T, H, K] and v [B, T, H, V], got {shapes}")
+    if 0 in (q.shape[0], q.shape[2], q.shape[3], v.shape[3]):
+        raise ValueError(f"batch, heads and head widths must be at least 1, got {shapes}")
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in _DTYPES:
+        raise ValueError(
+            "q, k and v must share one dtype out of bfloat16, float16, float32, float64; got "
+            f"{q.dtype}, {k.dtype}, {v.dtype}: cast them, e.g. q.to(v.dtype)"
+        )
+    if not (q.device == k.device == v.device):
+        raise ValueError(f"q, k, v lie on different devices: {q.device}, {k.device}, {v.device}")
+    if not isinstance(scale, int | float):
+        raise ValueError(f"scale must be a Python number, got {type(scale).__name__}: scale q")
+
+
+def _check_decay(q: Tensor, decay: Tensor | None, beta: Tensor | None) -> None:
+    if beta is not None:
+        raise ValueError(
+            "beta selects the delta rule, which is not available in this version; "
+            "pass beta=None for the additive write"
+        )
+    if decay is None:
+        return
+    batch, length, heads, width = q.shape
+    allowed = ((heads,), (batch, length, heads), (batch, length, heads, width))
+    if tuple(decay.shape) not in allowed:
+        raise ValueError(
+            f"decay has shape {tuple(decay.shape)}; for q {tuple(q.shape)} it must be None, "
+            f"[H] = {allowed[0]}, [B, T, H] = {allowed[1]} or [B, T, H, K] = {allowed[2]}"
+        )
+    _check_work_tensor("decay", decay, q, "16-bit decays round to 1")
+
+
+def _check_segments(q: Tensor, segments: Tensor | None) -> None:
+    if segments is None:
+        return
+    if segments.shape != q.shape[:2]:
+        raise ValueError(
+            f"segments has shape {tuple(segments.shape)}; it must be [B, T] = {tuple(q.shape[:2])}"
+        )
+    _check_integers("segments", segments, q)
+
+
+def _check_state(
+    q: Tensor, v: Tensor, normalize: bool, segments: Tensor | None, state: LinearState | None
+) -> None:
+    if state is None:
+        return
+    if not isinstance(state, LinearState):
+        raise ValueError(f"state must be a kernels.LinearState or None, got {type(state).__name__}")
+    if normalize and state.z is None:
+        raise ValueError("normalize=True needs state.z, which is None: pass z [B, H, K]")
+    if not normalize and state.z is not None:
+        raise ValueError("state.z is given but normalize is False: pass z=None or normalize=True")
+    if segments is not None and state.segment is None:
+        raise ValueError(
+            "segments is given but state.segment is None: pass the document number [B] that the "
+            "state belongs to, state._replace(segment=...)"
+        )
+    if segments is None and state.segment is not None:
+        raise ValueError(
+            "state.segment is given but segments is None: pass segments [B, T], or "
+            "state._replace(segment=None) if all tokens continue the state's document"
+        )
+    batch, _, heads, width = q.shape
+    _check_shape("state.S", state.S, (batch, heads, width, v.shape[3]), "[B, H, K, V]")
+    _check_work_tensor("state.S", state.S, q, "sums do not fit into 16 bit")
+    if state.z is not None:
+        _check_shape("state.z", state.z, (batch, heads, width), "[B, H, K]")
+        _check_work_tensor("state.z", state.z, q, "sums do not fit into 16 bit")
+    if state.segment is not None:
+        _check_shape("state.segment", state.segment, (batch,), "[B]")
+        _check_integers("state.segment", state.segment, q)
+
+
+def _check_chunk_size(chunk_size: int | None) -> None:
+    if chunk_size is None:
+        return
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
+        raise ValueError(f"chunk_size must be a whole number >= 1 or None, got {chunk_size!r}")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], legend: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {legend} = {shape}")
+
+
+def _check_work_tensor(name: str, tensor: Tensor, q: Tensor, reason: str) -> None:
+    work = work_dtype(q.dtype)
+    if tensor.dtype != work:
+        raise ValueError(
+            f"{name} is {tensor.dtype}; with {q.dtype} inputs it must be {work} ({reason}): "
+            f"pass it .to({work})"
+        )
+    _check_device(name, tensor, q)
+
+
+def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} is {tensor.dtype}; it must be an integer tensor: pass .long()")
+    _check_device(name, tensor, q)
+
+
+def _check_device(name: str, tensor: Tensor, q: Tensor) -> None:
+    if tensor.device != q.device:
+        raise ValueError(f"{name} lies on {tensor.device}, q on {q.device}: move it there")
+
+
+def _state_of_no_tokens(
+    q: Tensor, v: Tensor, normalize: bool, segments: Tensor | None, state: LinearState | None
+) -> LinearState:
+    if state is not None:
+        return state
+    fresh = empty_state(q, v, normalize)
+    if segments is None:
+        return fresh
+    # A state of zeros belongs to any document, so any number is right.
+    return fresh._replace(segment=segments.new_zeros(segments.shape[0]))

@@ -1,0 +1,87 @@
+"""Chunked backend in plain torch operators: the fast path on CPUs, traceable by compilers.
+
+Everything large is a batched matrix product over [chunks * batch * heads]; states pass from
+chunk to chunk in sequence. 16-bit inputs are multiplied in float32: the products are those of
+16-bit operands with float32 sums, and CPUs without 16-bit units stay fast.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.reference import reference_attention
+from kernels.state import LinearState, divide_or_zero, empty_state, work_dtype
+from kernels.torch_backend.channel import channel_chunks
+from kernels.torch_backend.layout import document_masks, from_chunks, to_chunks
+from kernels.torch_backend.scalar import scalar_chunks
+
+DEFAULT_CHUNK = {"scalar": 64, "channel": 64}
+STEPPED_LENGTH = 2  # up to here stepping beats building chunks
+
+
+def torch_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    *,
+    scale: float,
+    normalize: bool,
+    segments: Tensor | None,
+    state: LinearState | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, LinearState]:
+    """Arguments as in `linear_attention`, already validated."""
+    with torch.autocast(q.device.type, enabled=False):
+        if q.shape[1] <= STEPPED_LENGTH:
+            return reference_attention(
+                q, k, v, decay, scale=scale, normalize=normalize, segments=segments,
+                state=state, chunk_size=chunk_size,
+            )  # fmt: skip
+        return _chunked(q, k, v, decay, scale, normalize, segments, state, chunk_size)
+
+
+def _chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    scale: float,
+    normalize: bool,
+    segments: Tensor | None,
+    state: LinearState | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, LinearState]:
+    length, value_width, work = q.shape[1], v.shape[3], work_dtype(v.dtype)
+    per_channel = decay is not None and decay.dim() == 4
+    chunk = _chunk_length(length, chunk_size, per_channel)
+    S, z, segment = empty_state(q, v, normalize) if state is None else state
+    values = v
+    if normalize:
+        # A value column of ones turns the denominator into one more output channel.
+        values = torch.cat([v, v.new_ones(()).expand(*v.shape[:3], 1)], dim=3)
+        S = torch.cat([S, z.unsqueeze(3)], dim=3)
+    masks = None if segments is None else document_masks(segments, segment, chunk, work)
+    queries, keys, values = (to_chunks(x, chunk, work) for x in (q, k, values))
+    if scale != 1.0 and not normalize:
+        queries = queries * scale
+    if per_channel:
+        gates = to_chunks(decay, chunk, work)
+        out, S = channel_chunks(queries, keys, values, gates, S, masks)
+    else:
+        gates = to_chunks(decay, chunk, work) if decay is not None and decay.dim() == 3 else decay
+        out, S = scalar_chunks(queries, keys, values, gates, S, masks, length)
+    out = from_chunks(out, length)
+    z = None
+    if normalize:
+        out = divide_or_zero(out[..., :value_width], out[..., value_width])
+        S, z = S[..., :value_width], S[..., value_width]
+    last = None if segments is None else segments[:, -1]
+    return out.to(v.dtype).contiguous(), LinearState(S, z, last)
+
+
+def _chunk_length(length: int, chunk_size: int | None, per_channel: bool) -> int:
+    """The chunk size asked for or the default, no longer than the row needs."""
+    if chunk_size is None:
+        chunk_size = DEFAULT_CHUNK["channel" if per_channel else "scalar"]
+    chunk = min(chunk_size, length)
+    return 1 << (chunk - 1).bit_length() if per_channel else chunk

@@ -1,0 +1,183 @@
+"""Chunked recurrence with one decay per key channel and token.
+
+A chunk is halved again and again. At half-length s, every block of 2 s tokens has an anchor at
+the end of its left half: queries of the right half carry the decay from the anchor to them, keys
+of the left half the decay from them to the anchor. Both factors are at most 1 and their product
+is the wanted weight, so that each level is a batch of s x s matrix products; the levels
+s = 1, 2, .. C / 2 and the diagonal (weight 1) cover the causal triangle exactly once.
+
+The factors are built bottom-up as products of exp(g) <= 1, restarted at each anchor: when two
+blocks merge, the right block's queries take up the decay of the whole left block, the left
+block's keys that of the whole right block. Nothing is ever divided or subtracted, so no range of
+decays loses accuracy. The backward walks the same levels top-down.
+
+Axis letters: N chunks, B batch, H heads, C tokens of a chunk (a power of two), K key width,
+V value width; M = N * B * H.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.torch_backend.layout import DocumentMasks
+from kernels.torch_backend.states import chunk_state_gradients, chunk_states
+
+
+def channel_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    initial: Tensor,
+    masks: DocumentMasks | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [N, B, H, C, V] and final state [B, H, K, V].
+
+    Args:
+        q, k, v: [N, B, H, C, K or V], contiguous, zero in the padding; C is a power of two.
+        decay: [N, B, H, C, K], zero in the padding.
+        initial: [B, H, K, V].
+        masks: document masks, or None for one document.
+    """
+    masks = DocumentMasks(None, None, None, None) if masks is None else masks
+    return _ChannelChunks.apply(q, k, v, decay, initial, *masks)
+
+
+class _ChannelChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        initial: Tensor,
+        same: Tensor | None,
+        reach_in: Tensor | None,
+        reach_out: Tensor | None,
+        carry: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        chunk = q.shape[3]
+        q3, k3, v3, factors = (x.flatten(0, 2) for x in (q, k, v, decay.exp()))
+        scores = q3.new_zeros(q3.shape[0], chunk, chunk)
+        scores.diagonal(dim1=1, dim2=2).copy_((q3 * k3).sum(-1))
+        queries, keys, whole = q3 * factors, k3.clone(), factors
+        rights, lefts, wholes = [], [], []
+        half = 1
+        while half < chunk:
+            right = _halves(queries, half)[:, 1]
+            left = _halves(keys, half)[:, 0]
+            totals = _pairs_of_blocks(whole)
+            rights.append(right.clone())
+            lefts.append(left.clone())
+            wholes.append(totals)
+            _level_blocks(scores, half).copy_(
+                torch.bmm(rights[-1], lefts[-1].mT).view(q3.shape[0], -1, half, half)
+            )
+            right.mul_(totals[:, 0, None])
+            left.mul_(totals[:, 1, None])
+            whole = (totals[:, 0] * totals[:, 1]).view(q3.shape[0], -1, q3.shape[2])
+            half *= 2
+        queries, keys = queries.view_as(q), keys.view_as(k)
+        whole = whole.view(*q.shape[:3], -1)
+        if same is not None:
+            scores.view(*q.shape[:4], chunk).mul_(same)
+            queries.mul_(reach_in[..., None])
+            keys.mul_(reach_out[..., None])
+            whole = whole * carry[..., None]
+        kept = whole.flatten(1, 2)[..., None]
+        states = chunk_states(keys, v, kept, initial)
+        out = torch.bmm(scores, v3)
+        out.baddbmm_(queries.flatten(0, 2), states[:-1].flatten(0, 1))
+        ctx.save_for_backward(
+            q, k, v, factors, scores, states, queries, keys, kept,
+            same, reach_in, reach_out, carry, *rights, *lefts, *wholes,
+        )  # fmt: skip
+        return out.view_as(v), states[-1].view_as(initial).clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(d_out.device.type, enabled=False):
+            return _backward(ctx, d_out.contiguous(), d_final)
+
+
+def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+    (
+        q, k, v, factors, scores, states, queries, keys, kept,
+        same, reach_in, reach_out, carry, *levels,
+    ) = ctx.saved_tensors  # fmt: skip
+    chunk = q.shape[3]
+    depth = len(levels) // 3
+    rights, lefts, wholes = levels[:depth], levels[depth : 2 * depth], levels[2 * depth :]
+    q3, k3, v3, d_out3 = (x.flatten(0, 2) for x in (q, k, v, d_out))
+    d_states = chunk_state_gradients(queries, d_out, kept, d_final)
+    d_outgoing = d_states[1:].flatten(0, 1)
+
+    d_scores = torch.bmm(d_out3, v3.mT)
+    if same is not None:
+        d_scores.view(*q.shape[:4], chunk).mul_(same)
+    d_v = torch.bmm(scores.mT, d_out3)
+    d_v.baddbmm_(keys.flatten(0, 2), d_outgoing)
+
+    # Gradients of the decayed queries and keys; off-diagonal terms only.
+    d_q = torch.bmm(d_out3, states[:-1].flatten(0, 1).mT)
+    d_k = torch.bmm(v3, d_outgoing.mT)
+    if same is not None:
+        d_q.view_as(q).mul_(reach_in[..., None])
+        d_k.view_as(k).mul_(reach_out[..., None])
+    for level in reversed(range(depth)):
+        half = 1 << level
+        right, left, totals = rights[level], lefts[level], wholes[level]
+        block = _level_blocks(d_scores, half).flatten(0, 1)
+        _halves(d_q, half)[:, 1].mul_(totals[:, 0, None]).add_(torch.bmm(block, left))
+        _halves(d_k, half)[:, 0].mul_(totals[:, 1, None]).add_(torch.bmm(block.mT, right))
+    d_q.mul_(factors)
+
+    d_decay = None
+    if ctx.needs_input_grad[3]:
+        crossing = (states[1:] * d_states[1:]).sum(3).view(*q.shape[:3], 1, -1)
+        d_decay = _decay_gradient((q3 * d_q - k3 * d_k).view_as(q), crossing, same, reach_out)
+    diagonal = d_scores.diagonal(dim1=1, dim2=2).unsqueeze(-1)
+    d_q.addcmul_(diagonal, k3)
+    d_k.addcmul_(diagonal, q3)
+    d_initial = d_states[0].view_as(d_final).clone()
+    return d_q.view_as(q), d_k.view_as(k), d_v.view_as(v), d_decay, d_initial, *(None,) * 4
+
+
+def _decay_gradient(
+    balance: Tensor, crossing: Tensor, same: Tensor | None, reach_out: Tensor | None
+) -> Tensor:
+    """d loss / d g_s = sum over pairs j < s <= i of the pair's product with its gradient.
+
+    balance: [N, B, H, C, K], q * dq - k * dk without the diagonal. Summed over the tokens from s
+    to the end of the chunk (of the document) it leaves the pairs j < s <= i of the chunk, less
+    those whose key lies at or after s and whose query lies in a later chunk. `crossing`
+    [N, B, H, 1, K] holds all pairs that straddle the end of the chunk. Restarting in every chunk
+    keeps the error independent of the length.
+    """
+    chunk = balance.shape[3]
+    causal = balance.new_ones(chunk, chunk).tril()
+    if same is None:
+        return torch.matmul(causal.mT, balance).add_(crossing)
+    return torch.matmul((causal * same).mT, balance).addcmul_(crossing, reach_out[..., None])
+
+
+def _halves(x: Tensor, half: int) -> Tensor:
+    """[M, C, K] -> [M * C / (2 half), 2, half, K]: blocks of two halves."""
+    return x.view(-1, 2, half, x.shape[-1])
+
+
+def _pairs_of_blocks(whole: Tensor) -> Tensor:
+    """[M, C / half, K] -> [M * C / (2 half), 2, K]."""
+    return whole.view(-1, 2, whole.shape[-1])
+
+
+def _level_blocks(scores: Tensor, half: int) -> Tensor:
+    """View of [M, C, C] as the level's lower left blocks [M, C / (2 half), half, half]."""
+    count, chunk, _ = scores.shape
+    return scores.as_strided(
+        (count, chunk // (2 * half), half, half),
+        (chunk * chunk, 2 * half * (chunk + 1), chunk, 1),
+        half * chunk,
+    )

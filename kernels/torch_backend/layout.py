@@ -1,0 +1,58 @@
+"""Cut tokens into chunks, and say which tokens of a chunk may see each other.
+
+Chunks come first: [N, B, H, C, ...]. Every chunk's tensors are then contiguous, and so are "all
+states but the last" and "all states but the first" of a buffer [N + 1, ...], which lets batched
+matrix products read and write them in place.
+
+Axis letters: N chunks, B batch, H heads, C tokens of a chunk, K key width, V value width.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class DocumentMasks(NamedTuple):
+    """0/1 in the working dtype, broadcastable over heads."""
+
+    same: Tensor  # [N, B, 1, C, C]: query and key belong to one document
+    reach_in: Tensor  # [N, B, 1, C]: the query belongs to the document of the incoming state
+    reach_out: Tensor  # [N, B, 1, C]: the key belongs to the document of the outgoing state
+    carry: Tensor  # [N, B, 1]: both states belong to the same document
+
+
+def to_chunks(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
+    """[B, T, H, ...] -> contiguous [N, B, H, C, ...]; the last chunk is padded with zeros."""
+    length = x.shape[1]
+    padding = -length % chunk
+    if padding:
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, padding))
+    x = x.unflatten(1, (-1, chunk)).transpose(0, 1).transpose(2, 3)
+    return x.to(dtype).contiguous()
+
+
+def from_chunks(x: Tensor, length: int) -> Tensor:
+    """[N, B, H, C, V] -> [B, T, H, V] (a view where possible), padding dropped."""
+    return x.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
+
+
+def document_masks(
+    segments: Tensor, state_segment: Tensor | None, chunk: int, dtype: torch.dtype
+) -> DocumentMasks:
+    """Masks for segments [B, T]; padding continues the last document."""
+    batch, length = segments.shape
+    padding = -length % chunk
+    if padding:
+        segments = torch.cat([segments, segments[:, -1:].expand(batch, padding)], dim=1)
+    tokens = segments.unflatten(1, (-1, chunk)).transpose(0, 1)
+    last = tokens[:, :, -1]
+    first_state = tokens[0, :, 0] if state_segment is None else state_segment
+    incoming = torch.cat([first_state[None], last[:-1]])
+    return DocumentMasks(
+        same=(tokens[..., :, None] == tokens[..., None, :]).to(dtype).unsqueeze(2),
+        reach_in=(tokens == incoming[..., None]).to(dtype).unsqueeze(2),
+        reach_out=(tokens == last[..., None]).to(dtype).unsqueeze(2),
+        carry=(incoming == last).to(dtype).unsqueeze(2),
+    )

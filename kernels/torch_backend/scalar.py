@@ -1,0 +1,209 @@
+"""Chunked recurrence with no decay, one decay per head, or one per head and token.
+
+Inside a chunk the weight of key j for query i is exp(g_{j+1} + ... + g_i). The C x C matrix of
+those sums is built as a sum of non-positive terms, never as a difference of prefixes, so it is
+accurate for any decay and its exponential never exceeds 1. The backward is written by hand: it
+keeps the scores and the states of the forward, and needs few passes over large tensors.
+
+Axis letters: N chunks, B batch, H heads, C tokens of a chunk, K key width, V value width.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.torch_backend.layout import DocumentMasks
+from kernels.torch_backend.states import chunk_state_gradients, chunk_states
+
+
+class Weights(NamedTuple):
+    """Decay factors, all in [0, 1], broadcastable to the shape given; None where all are 1."""
+
+    inside: Tensor  # [N, B, H, C, C], query by key, 0 above the diagonal
+    from_start: Tensor | None  # [N, B, H, C], incoming state to query
+    to_end: Tensor | None  # [N, B, H, C], key to outgoing state
+    whole: Tensor | None  # [N, B, H], incoming to outgoing state
+
+
+def scalar_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    initial: Tensor,
+    masks: DocumentMasks | None,
+    length: int,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [N, B, H, C, V] and final state [B, H, K, V].
+
+    Args:
+        q, k, v: [N, B, H, C, K or V], contiguous, zero in the padding after token `length`.
+        decay: None, [H] or [N, B, H, C] (zero in the padding).
+        initial: [B, H, K, V].
+        masks: document masks, or None for one document.
+        length: number of tokens before padding.
+    """
+    masks = DocumentMasks(None, None, None, None) if masks is None else masks
+    return _ScalarChunks.apply(q, k, v, decay, initial, length, *masks)
+
+
+class _ScalarChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        initial: Tensor,
+        length: int,
+        same: Tensor | None,
+        reach_in: Tensor | None,
+        reach_out: Tensor | None,
+        carry: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        masks = None if same is None else DocumentMasks(same, reach_in, reach_out, carry)
+        weights = _decay_weights(q, decay, length, masks)
+        kept = _kept(weights, q)
+        states = chunk_states(_scaled(k, weights.to_end), v, kept, initial)
+        scores = torch.bmm(q.flatten(0, 2), k.flatten(0, 2).mT)
+        scores.view(*q.shape[:4], -1).mul_(weights.inside)
+        out = torch.bmm(scores, v.flatten(0, 2))
+        queries = _scaled(q, weights.from_start)
+        out.baddbmm_(queries.flatten(0, 2), states[:-1].flatten(0, 1))
+        ctx.save_for_backward(q, k, v, decay, scores, states, *weights)
+        ctx.length = length
+        return out.view_as(v), states[-1].view_as(initial).clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(d_out.device.type, enabled=False):
+            return _backward(ctx, d_out.contiguous(), d_final)
+
+
+def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, decay, scores, states, *factors = ctx.saved_tensors
+    weights = Weights(*factors)
+    kept = _kept(weights, q)
+    d_out_start = _scaled(d_out, weights.from_start)
+    d_states = chunk_state_gradients(q, d_out_start, kept, d_final)
+    d_outgoing = d_states[1:].flatten(0, 1)
+    q3, k3, v3, d_out3 = (x.flatten(0, 2) for x in (q, k, v, d_out))
+    d_scores = torch.bmm(d_out3, v3.mT)
+    needs_decay = decay is not None and ctx.needs_input_grad[3]
+    pairs = (d_scores * scores).view(*q.shape[:4], -1) if needs_decay else None
+    d_scores.view(*q.shape[:4], -1).mul_(weights.inside)
+
+    d_v = torch.bmm(scores.mT, d_out3)
+    d_v.baddbmm_(_scaled(k, weights.to_end).flatten(0, 2), d_outgoing)
+    d_q = torch.bmm(d_out_start.flatten(0, 2), states[:-1].flatten(0, 1).mT)
+    d_k = torch.bmm(_scaled(v, weights.to_end).flatten(0, 2), d_outgoing.mT)
+    d_decay = None
+    if needs_decay:
+        d_decay = _decay_gradient(
+            pairs=pairs,
+            from_start=(q3 * d_q).sum(-1).view(q.shape[:4]),
+            to_end=(k3 * d_k).sum(-1).view(q.shape[:4]),
+            whole=_whole_gradient(states, d_states, kept).view(q.shape[:3]),
+            length=ctx.length if decay.dim() == 1 else None,
+        )
+    d_q.baddbmm_(d_scores, k3)
+    d_k.baddbmm_(d_scores.mT, q3)
+    d_initial = d_states[0].view_as(d_final).clone()
+    return (
+        d_q.view_as(q), d_k.view_as(k), d_v.view_as(v), d_decay, d_initial,
+        None, None, None, None, None,
+    )  # fmt: skip
+
+
+def _decay_weights(
+    q: Tensor, decay: Tensor | None, length: int, masks: DocumentMasks | None
+) -> Weights:
+    num_chunks, _, _, chunk, _ = q.shape
+    position = torch.arange(chunk, device=q.device)
+    lag = position[:, None] - position[None, :]
+    future = lag < 0
+    if decay is None:
+        weights = Weights((~future).to(q.dtype), None, None, None)
+    elif decay.dim() == 1:
+        ends = _chunk_ends(num_chunks, chunk, length, q)
+        g = decay[:, None]
+        inside = (g[..., None] * lag).masked_fill(future, -torch.inf)
+        remaining = (ends[:, None] - 1 - position).clamp(min=0)  # the padding's keys are 0 anyway
+        weights = Weights(
+            inside.exp(),
+            ((position + 1) * g).exp(),
+            (remaining[:, None, None, :] * g).exp(),
+            (ends[:, None, None] * decay).exp(),
+        )
+    else:
+        causal = (~future).to(q.dtype)
+        later = (lag > 0).to(q.dtype)
+        # [i, j] = sum over s of (s <= i) * g_s * (s > j); -inf above the diagonal
+        forbidden = q.new_zeros(()).masked_fill(future, -torch.inf)
+        steps = (decay[..., None] * later).flatten(0, 2)
+        inside = torch.baddbmm(forbidden, causal.expand(steps.shape), steps)
+        weights = Weights(
+            inside.exp_().view(*decay.shape, chunk),
+            (decay @ causal.mT).exp_(),
+            (decay @ later).exp_(),
+            decay.sum(-1).exp_(),
+        )
+    if masks is None:
+        return weights
+    return Weights(
+        weights.inside * masks.same,
+        masks.reach_in if weights.from_start is None else weights.from_start * masks.reach_in,
+        masks.reach_out if weights.to_end is None else weights.to_end * masks.reach_out,
+        masks.carry if weights.whole is None else weights.whole * masks.carry,
+    )
+
+
+def _decay_gradient(
+    pairs: Tensor, from_start: Tensor, to_end: Tensor, whole: Tensor, length: int | None
+) -> Tensor:
+    """Gradient of the log-decays from the gradients of the four kinds of exponents.
+
+    Every token s collects the exponents that contain g_s: pairs j < s <= i, queries i >= s, keys
+    j < s, and the whole chunk. Only sums, no difference of sums: see the accuracy note in the
+    module that tests it. `length` is given for per-head decays, whose exponents are multiples.
+    """
+    num_chunks, batch, heads, chunk = from_start.shape
+    position = torch.arange(chunk, device=pairs.device)
+    lag = position[:, None] - position[None, :]
+    if length is not None:
+        ends = _chunk_ends(num_chunks, chunk, length, pairs)
+        remaining = (ends[:, None] - 1 - position).clamp(min=0)[:, None, None, :]
+        inside = (pairs.sum((0, 1)) * lag).sum((1, 2))
+        start = (from_start.sum((0, 1)) * (position + 1)).sum(1)
+        end = (to_end * remaining).sum((0, 1, 3))
+        return inside + start + end + (whole * ends[:, None, None]).sum((0, 1))
+    causal = (lag >= 0).to(pairs.dtype)
+    later = (lag > 0).to(pairs.dtype)
+    per_query = torch.bmm(causal.mT.expand(num_chunks * batch * heads, -1, -1), pairs.flatten(0, 2))
+    inside = (per_query.view_as(pairs) * later).sum(-1)
+    return inside + from_start @ causal + to_end @ later.mT + whole[..., None]
+
+
+def _chunk_ends(num_chunks: int, chunk: int, length: int, like: Tensor) -> Tensor:
+    """[N] number of tokens of each chunk that are not padding."""
+    starts = torch.arange(num_chunks, device=like.device) * chunk
+    return (length - starts).clamp(max=chunk)
+
+
+def _whole_gradient(states: Tensor, d_states: Tensor, kept: Tensor) -> Tensor:
+    """[N, B * H] gradient of the log of `kept`."""
+    product = (states[:-1] * d_states[1:]).sum((2, 3))
+    return product * kept[:, :, 0, 0]
+
+
+def _kept(weights: Weights, q: Tensor) -> Tensor | None:
+    """The chunk-to-chunk factor as [N, B * H, 1, 1]."""
+    if weights.whole is None:
+        return None
+    return weights.whole.expand(q.shape[:3]).flatten(1, 2)[..., None, None]
+
+
+def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor[..., None]

@@ -1,0 +1,58 @@
+"""The recurrence from chunk to chunk, forwards and backwards, shared by all decay families.
+
+One [K, V] state per chunk, batch entry and head, kept in a buffer [N + 1, B * H, K, V]: entry n
+is what chunk n receives, entry n + 1 what it hands on.
+"""
+
+import torch
+from torch import Tensor
+
+
+def chunk_states(keys: Tensor, values: Tensor, kept: Tensor | None, initial: Tensor) -> Tensor:
+    """All states of a row.
+
+    Args:
+        keys: [N, B, H, C, K], already decayed to the end of their chunk.
+        values: [N, B, H, C, V].
+        kept: [N, B * H, 1 or K, 1], fraction of a state left after the chunk; None for all of it.
+        initial: [B, H, K, V].
+    """
+    num_chunks = keys.shape[0]
+    states = _state_buffer(num_chunks, initial)
+    states[0].copy_(initial.flatten(0, 1))
+    torch.bmm(keys.flatten(0, 2).mT, values.flatten(0, 2), out=states[1:].flatten(0, 1))
+    for n in range(num_chunks):
+        _accumulate(states[n + 1], states[n], None if kept is None else kept[n])
+    return states
+
+
+def chunk_state_gradients(
+    queries: Tensor, d_output: Tensor, kept: Tensor | None, d_final: Tensor
+) -> Tensor:
+    """Gradients with respect to every entry of the state buffer.
+
+    Args:
+        queries: [N, B, H, C, K], already decayed from the start of their chunk.
+        d_output: [N, B, H, C, V].
+        kept: as in `chunk_states`.
+        d_final: [B, H, K, V].
+    """
+    num_chunks = queries.shape[0]
+    grads = _state_buffer(num_chunks, d_final)
+    grads[num_chunks].copy_(d_final.flatten(0, 1))
+    torch.bmm(queries.flatten(0, 2).mT, d_output.flatten(0, 2), out=grads[:-1].flatten(0, 1))
+    for n in reversed(range(num_chunks)):
+        _accumulate(grads[n], grads[n + 1], None if kept is None else kept[n])
+    return grads
+
+
+def _state_buffer(num_chunks: int, like: Tensor) -> Tensor:
+    batch, heads, key_width, value_width = like.shape
+    return like.new_empty(num_chunks + 1, batch * heads, key_width, value_width)
+
+
+def _accumulate(target: Tensor, source: Tensor, kept: Tensor | None) -> None:
+    if kept is None:
+        target.add_(source)
+    else:
+        target.addcmul_(source, kept)

@@ -1,0 +1,165 @@
+"""How one checkpoint file is written and read.
+
+Lightning's own writer serialises into memory first and moves the bytes through the system's
+temporary folder; here the file is written in place under a temporary name, flushed and renamed.
+Only finite weights are written.
+"""
+
+import errno
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import LightningModule
+
+from model.training.architecture import canonical, fitted_state
+from model.training.files import sync_folder
+
+PARTIAL = ".partial"
+"""Ending of a checkpoint that is being written."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointFiles(CheckpointIO):
+    """Writes and reads the checkpoints of `module` for Lightning.
+
+    A failure to write is kept for `take_failure` instead of raised: only rank 0 writes, and it
+    must still meet the other ranks in the barrier that follows.
+    """
+
+    def __init__(self, module: LightningModule, model_config: dict[str, Any]) -> None:
+        self._module = module
+        self._model_config = model_config
+        self._failure: str | None = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        assert storage_options is None
+        checkpoint["state_dict"] = {
+            canonical(name): value for name, value in checkpoint["state_dict"].items()
+        }
+        checkpoint["model_config"] = self._model_config
+        try:
+            self._check_finite(checkpoint)
+            write(checkpoint, Path(path))
+        except CheckpointError as error:
+            self._failure = str(error)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        checkpoint = load(Path(path))
+        checkpoint["state_dict"] = fitted_state(self._module, checkpoint, self._model_config)
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+    def take_failure(self) -> str | None:
+        """Why the last save failed, None when it did not; forgotten by asking."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _check_finite(self, checkpoint: dict[str, Any]) -> None:
+        # Buffers may hold infinities on purpose (masks, running maxima); weights may not, and
+        # neither may the optimizer's moments, which would make the next step's weights such.
+        state = checkpoint["state_dict"]
+        parameters = {
+            canonical(name): state[canonical(name)]
+            for name, _ in self._module.named_parameters(remove_duplicate=False)
+        }
+        moments = {
+            f"optimizer state {key}": value
+            for key, value in _tensors(checkpoint.get("optimizer_states", []))
+        }
+        bad = [
+            name
+            for name, value in (parameters | moments).items()
+            if value.is_floating_point() and not bool(torch.isfinite(value).all())
+        ]
+        if bad:
+            raise CheckpointError(
+                f"not saved at step {checkpoint['global_step']}: {len(bad)} tensors hold NaN or "
+                f"infinity ({', '.join(bad[:3])}{', ...' if len(bad) > 3 else ''})."
+            )
+
+
+def write(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes `checkpoint` to `path` so that `path` never holds an incomplete file.
+
+    Raises:
+        CheckpointError: the disk (or quota, or file size limit) does not hold it; nothing of it
+            is left behind.
+    """
+    temporary = path.with_name(path.name + PARTIAL)
+    needed = sum(value.numel() * value.element_size() for _, value in _tensors(checkpoint))
+    free = shutil.disk_usage(path.parent).free
+    try:
+        if free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        # torch reports what its zip writer meets as a RuntimeError, with the cause in the chain.
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
+        advice = (
+            "Free space there, or keep fewer checkpoints (keep_last, keep_every)"
+            if full
+            else "See the error above"
+        )
+        raise CheckpointError(
+            f"could not write {path}: {cause}. It needs about {needed / 1e6:.1f} MB, "
+            f"{free / 1e6:.1f} MB were free. {advice}, then give the same command again."
+        ) from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU.
+
+    Only tensors and plain Python values are read, no pickled code is run.
+
+    Raises:
+        CheckpointError: the file is missing or cut off.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    if not is_complete(path):
+        raise CheckpointError(
+            f"{path} is cut off or no checkpoint ({path.stat().st_size} bytes): copy it again, or "
+            f"remove it and the newest complete checkpoint in {path.parent} is used"
+        )
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a checkpoint file was written to its end (a zip archive's directory comes last)."""
+    return path.is_file() and zipfile.is_zipfile(path)
+
+
+def _tensors(value: Any, key: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _tensors(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors(item, f"{key}.{index}" if key else str(index))

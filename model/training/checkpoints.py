@@ -1,0 +1,196 @@
+"""Checkpoints of a run: written whole or not at all, found again, and thinned out.
+
+    checkpoints/step-00000200.ckpt   one optimizer step's complete training state
+    checkpoints/latest               the name of the newest complete checkpoint
+    checkpoints/best                 JSON: the name and validation value of the best checkpoint
+
+A checkpoint is written under a temporary name, flushed to the disk and renamed, so a file named
+`step-*.ckpt` is complete; the pointer is rewritten after that and older files go last. What is
+written and read goes through `checkpoint_io.py`.
+"""
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from model.training.checkpoint_io import (
+    PARTIAL,
+    CheckpointError,
+    CheckpointFiles,
+    is_complete,
+)
+from model.training.files import sync_folder, write_atomic
+
+LATEST = "latest"
+BEST = "best"
+METRIC = "val_bits_per_byte"
+
+
+class Checkpoints(Callback):
+    """Saves every `every_steps` optimizer steps, at the end, and when validation improves.
+
+    Place it after the callbacks that write the step's metrics. `save` may be called at any time by
+    all ranks (a stop request does); a step is never saved twice.
+
+    Args:
+        folder: the run's `checkpoints` folder; created when missing.
+        every_steps: optimizer steps between two checkpoints.
+        keep_last: how many of the newest checkpoints are kept (at least 1).
+        keep_every: checkpoints at multiples of this step are kept for good; None: no such.
+        model_config: the network's configuration as plain dicts, stored in each checkpoint under
+            "model_config"; `architecture.py` names its differences on loading.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every_steps: int,
+        keep_last: int,
+        keep_every: int | None,
+        model_config: dict[str, Any],
+    ) -> None:
+        if every_steps < 1 or keep_last < 1 or (keep_every is not None and keep_every < 1):
+            raise ValueError(
+                f"every_steps={every_steps}, keep_last={keep_last} and keep_every={keep_every} "
+                "must be at least 1 (keep_every may be null)"
+            )
+        self.folder = Path(folder)
+        self.every_steps = every_steps
+        self.keep_last = keep_last
+        self.keep_every = keep_every
+        self.model_config = model_config
+        self._saved_step: int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for partial in self.folder.glob(f"*{PARTIAL}"):  # left by a killed process
+                partial.unlink()
+        self._files = CheckpointFiles(pl_module, self.model_config)
+        trainer.strategy.checkpoint_io = self._files
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A run continued from its own checkpoint already has that step's file.
+        if trainer.ckpt_path is not None and is_complete(self.path(trainer.global_step)):
+            self._saved_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step % self.every_steps == 0:
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        value = trainer.callback_metrics.get(METRIC)
+        if trainer.sanity_checking or trainer.state.fn != "fit" or value is None:
+            return
+        value = float(value)
+        best = read_best(self.folder)
+        improved = math.isfinite(value) and (best is None or value < best[METRIC])
+        # Ranks must agree because saving is collective, and only rank 0 sees its own files surely.
+        if trainer.strategy.broadcast(improved):
+            self.save(trainer)
+            if trainer.is_global_zero:
+                step = trainer.global_step
+                entry = {"checkpoint": self.path(step).name, "step": step, METRIC: value}
+                write_atomic(self.folder / BEST, json.dumps(entry) + "\n")
+                self._thin_out()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer)
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of an optimizer step lies."""
+        return self.folder / f"step-{step:08d}.ckpt"
+
+    def save(self, trainer: Trainer) -> Path:
+        """Saves the current step unless that was done; called by all ranks alike.
+
+        Raises:
+            CheckpointError: on all ranks, when the weights are not finite or the file could not be
+                written; earlier checkpoints and the pointer are as they were.
+        """
+        step = trainer.global_step
+        path = self.path(step)
+        if step == self._saved_step:
+            return path
+        trainer.save_checkpoint(path, weights_only=False)
+        # Rank 0 writes; the others must not wait in a barrier for a rank that has raised.
+        failure = trainer.strategy.broadcast(self._files.take_failure())
+        if failure is not None:
+            usable = trainer.strategy.broadcast(latest(self.folder))
+            raise CheckpointError(f"{failure}{_what_is_left(usable)}")
+        self._saved_step = step
+        if trainer.is_global_zero:
+            write_atomic(self.folder / LATEST, path.name + "\n")
+            self._thin_out()
+        return path
+
+    def _thin_out(self) -> None:
+        steps = sorted(step_of(path) for path in self.folder.glob("step-*.ckpt"))
+        keep = set(steps[-self.keep_last :])
+        if self.keep_every is not None:
+            keep.update(step for step in steps if step % self.keep_every == 0)
+        # A run continued from an older checkpoint has newer files of the abandoned branch.
+        keep.add(self._saved_step)
+        best = read_best(self.folder)
+        if best is not None:
+            keep.add(best["step"])
+        for step in steps:
+            if step not in keep:
+                self.path(step).unlink()
+        sync_folder(self.folder)
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint in `folder`, or None.
+
+    It is the one that the pointer names. When the pointer is missing, or names a file that is
+    missing or cut off, it is the complete file with the highest step; a warning names what was
+    passed over.
+    """
+    folder = Path(folder)
+    pointer = folder / LATEST
+    if pointer.is_file():
+        named = folder / pointer.read_text(encoding="utf-8").strip()
+        if is_complete(named):
+            return named
+        warnings.warn(f"{pointer} names {named.name}, which is not complete", stacklevel=2)
+    for path in sorted(folder.glob("step-*.ckpt"), key=step_of, reverse=True):
+        if is_complete(path):
+            return path
+        warnings.warn(f"passed over {path}: the file is cut off", stacklevel=2)
+    return None
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint with the lowest validation bits per byte, or None."""
+    entry = read_best(folder)
+    return None if entry is None else Path(folder) / entry["checkpoint"]
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """The `best` pointer (checkpoint, step, val_bits_per_byte), None while there is none."""
+    pointer = Path(folder) / BEST
+    if not pointer.is_file():
+        return None
+    entry = json.loads(pointer.read_text(encoding="utf-8"))
+    return entry if (Path(folder) / entry["checkpoint"]).is_file() else None
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step in a checkpoint's name."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def _what_is_left(usable: Path | None) -> str:
+    if usable is None:
+        return " There is no earlier checkpoint."
+    return (
+        f" {usable} is untouched and loadable: the same command continues from step "
+        f"{step_of(usable)}."
+    )

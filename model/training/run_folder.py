@@ -1,0 +1,281 @@
+"""The folder of one run, `runs/<run.name>/`: what was asked for, by which code, and what came out.
+
+    config.yaml        the resolved configuration
+    revision.json      git revision, versions, host and command of every start
+    diff.patch         uncommitted changes at the first start (diff-2.patch: the second, ...)
+    metrics.jsonl      the numbers (see metrics.py)
+    checkpoints/       see checkpoints.py
+    plots/             see plots.py
+    wandb_id           the id of the run at Weights & Biases
+    summary.json       the closing numbers (see summary.py)
+
+The name of a run carries no time stamp: giving the same command again continues the run.
+"""
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from model.training.files import write_atomic
+
+ABSENT = "(absent)"
+"""Stands in `changed` for the value of a key that one side lacks."""
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+
+class RunFolder:
+    """The paths inside a run's folder, and how it is created and continued.
+
+    Only rank 0 calls `open`; the other ranks use the paths.
+
+    Args:
+        path: the folder; its last part is the run's name, its parent is created when missing.
+
+    Raises:
+        ValueError: the last part is no valid run name.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        check_run_name(self.path.name)
+        self.config_file = self.path / "config.yaml"
+        self.revision_file = self.path / "revision.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.plots = self.path / "plots"
+        self.wandb_id_file = self.path / "wandb_id"
+        self.summary_file = self.path / "summary.json"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run was created before (a folder appears only when it is complete)."""
+        return self.config_file.is_file()
+
+    def open(self, config: Any, may_change: Collection[str]) -> bool:
+        """Creates the run, or continues it when it exists; returns whether it is continued.
+
+        Args:
+            config: the configuration; see `plain` for what it may be.
+            may_change: dotted keys that may differ from the saved configuration; a key also
+                covers everything below it. The saved configuration is then replaced.
+
+        Raises:
+            ValueError: another key differs, or the folder holds files but no run.
+        """
+        given = plain(config)
+        if not self.exists:
+            self._create(given)
+            return False
+        saved = self.config()
+        check_unchanged(self, saved, given, may_change)
+        if saved != given:
+            write_atomic(self.config_file, _to_yaml(given))
+        revision = json.loads(self.revision_file.read_text(encoding="utf-8"))
+        number = len(revision["continued"]) + 2
+        revision["continued"].append(_revision(self.path, f"diff-{number}.patch"))
+        write_atomic(self.revision_file, json.dumps(revision, indent=2) + "\n")
+        return True
+
+    def config(self) -> dict[str, Any]:
+        """The saved configuration."""
+        return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+
+    def _create(self, config: dict[str, Any]) -> None:
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ValueError(
+                f"{self.path} exists but holds no run (no config.yaml). Give another run.name, "
+                f"or move it away: mv {self.path} {self.path}.old"
+            )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._remove_killed_starts()
+        # Filled under another name and renamed: a start that is killed here blocks nothing.
+        building = self.path.with_name(
+            f".{self.name}.creating.{socket.gethostname()}.{os.getpid()}"
+        )
+        (building / "checkpoints").mkdir(parents=True)
+        (building / "plots").mkdir()
+        (building / "config.yaml").write_text(_to_yaml(config), encoding="utf-8")
+        revision = {**_revision(building, "diff.patch"), "continued": []}
+        (building / "revision.json").write_text(
+            json.dumps(revision, indent=2) + "\n", encoding="utf-8"
+        )
+        try:
+            os.rename(building, self.path)
+        except OSError as error:
+            shutil.rmtree(building)
+            raise ValueError(
+                f"{self.path} was created by another process at the same moment ({error}); "
+                "give each run its own run.name"
+            ) from error
+
+    def _remove_killed_starts(self) -> None:
+        prefix = f".{self.name}.creating.{socket.gethostname()}."
+        for leftover in self.path.parent.glob(f"{prefix}*"):
+            process = leftover.name.removeprefix(prefix)
+            if process.isdigit() and not Path(f"/proc/{process}").exists():
+                shutil.rmtree(leftover)
+
+
+def check_run_name(name: str) -> None:
+    """Refuses names that would leave the folder of the runs or that shells trip over.
+
+    Raises:
+        ValueError: always naming the rule and an example.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*", name) or ".." in name:
+        raise ValueError(
+            f"run.name={name!r} is no name for a run: letters, digits and . _ = , + - only, "
+            "starting with a letter or digit, without '..'; for example run.name=gla-small-1"
+        )
+
+
+def changed(
+    saved: Mapping[str, Any], given: Mapping[str, Any], prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    """The differences of two nested configurations as (dotted key, saved value, given value).
+
+    Lists are compared whole; `ABSENT` stands for a missing key. In the order of `saved`, keys that
+    only `given` has last.
+    """
+    differences: list[tuple[str, Any, Any]] = []
+    for key in [*saved, *(key for key in given if key not in saved)]:
+        old, new = saved.get(key, ABSENT), given.get(key, ABSENT)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            differences += changed(old, new, f"{prefix}{key}.")
+        # 1 == True in Python, but not in a configuration.
+        elif old != new or isinstance(old, bool) != isinstance(new, bool):
+            differences.append((f"{prefix}{key}", old, new))
+    return differences
+
+
+def check_unchanged(
+    folder: RunFolder,
+    saved: Mapping[str, Any],
+    given: Mapping[str, Any],
+    may_change: Collection[str],
+) -> None:
+    """Refuses to continue a run under another configuration.
+
+    Raises:
+        ValueError: keys outside `may_change` differ; the message names each of them.
+    """
+    refused = [
+        (key, old, new)
+        for key, old, new in changed(saved, given)
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in may_change)
+    ]
+    if not refused:
+        return
+    lines = "\n".join(f"  {key}: saved {old!r}, given {new!r}" for key, old, new in refused)
+    raise ValueError(
+        f"{folder.path} was started with another configuration:\n{lines}\n"
+        f"To continue it, give the saved values ({folder.config_file}). To start a new run, give "
+        f"another run.name; with init_from={folder.path} it starts from this run's weights. "
+        f"May change in a continued run: {', '.join(sorted(may_change)) or 'nothing'}."
+    )
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """The configuration as nested dicts, lists and scalars, with every reference resolved.
+
+    Args:
+        config: a mapping, an OmegaConf configuration (interpolations are resolved, values that are
+            missing stay "???") or a pydantic model.
+
+    Raises:
+        ValueError: a value equals a secret of the environment (a variable named like a key or a
+            token), which must not be written to disk or sent to a tracker.
+        TypeError: a value has no plain form.
+    """
+    if type(config).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    secrets = _secrets()
+    return _plain(config, (), secrets)
+
+
+def _plain(value: Any, keys: tuple[str, ...], secrets: Mapping[str, str]) -> Any:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, (*keys, str(key)), secrets) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item, (*keys, str(index)), secrets) for index, item in enumerate(value)]
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str) and value in secrets:
+        raise ValueError(
+            f"{'.'.join(keys)} holds the value of ${secrets[value]}: a secret must not be saved "
+            "with the run. Leave it out of the configuration; programs read it from the environment"
+        )
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise TypeError(f"{'.'.join(keys)}: {type(value).__name__} has no plain form")
+
+
+def _secrets() -> dict[str, str]:
+    """The environment's secret values and the names of their variables."""
+    return {
+        value: name
+        for name, value in os.environ.items()
+        if _SECRET_NAME.search(name) and len(value) >= 12 and not Path(value).exists()
+    }
+
+
+def _to_yaml(config: dict[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def _revision(folder: Path, diff_name: str) -> dict[str, Any]:
+    """What this start runs on; uncommitted changes are saved as `diff_name` in `folder`."""
+    import lightning
+    import torch
+
+    diff = _git("diff", "HEAD")
+    if diff:
+        (folder / diff_name).write_text(diff + "\n", encoding="utf-8")
+    untracked = _git("ls-files", "--others", "--exclude-standard")
+    secrets = _secrets()
+    command = ["(secret)" if part in secrets else part for part in [sys.executable, *sys.argv]]
+    return {
+        "git_revision": _git("rev-parse", "HEAD"),
+        "diff": diff_name if diff else None,
+        "untracked": untracked.splitlines() if untracked else [],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "hostname": socket.gethostname(),
+        "command": shlex.join(command),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints; None where the code is no git checkout or git is missing."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(_REPOSITORY), *arguments], capture_output=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.decode("utf-8", errors="replace").strip()

@@ -1,0 +1,1 @@
+"""Tokenizer, preparation, packed data sets, sampling order and the Lightning data module."""

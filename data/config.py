@@ -1,0 +1,89 @@
+"""Settings of the data and the tokenizer. Every default lives in conf/data and conf/tokenizer."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from conf.settings import Count, CountOrZero, Settings
+
+
+class TokenizerConfig(Settings):
+    """How text becomes token ids. See `data.tokenizer`."""
+
+    kind: Literal["sentencepiece"] = Field(description="Tokenizer library.")
+    path: str | None = Field(
+        description="An existing sentencepiece .model to use; the settings below are then not used. "
+        "null: train one on the training split."
+    )
+    vocab_size: Count = Field(description="Number of token ids, 4 special and 256 byte ids in it.")
+    model_type: Literal["bpe", "unigram"] = Field(description="How the vocabulary is trained.")
+    sample_bytes: Count = Field(
+        description="Bytes of text the vocabulary is trained on. A larger corpus is sampled in "
+        "blocks of about 4 kB spread evenly over all its training documents.",
+    )
+    character_coverage: float = Field(
+        gt=0,
+        le=1,
+        description="Share of the sample's characters that get a piece of their own; "
+        "the rarest ones are written as bytes.",
+    )
+
+
+class DataConfig(Settings):
+    """What is read, where it is prepared and how it is served. See `data.prepare`, `data.module`.
+
+    Without `files`, `hub` and `dir` the source is the running Python's standard library.
+    """
+
+    files: str | list[str] | None = Field(
+        description="Glob, or list of globs: .jsonl, .jsonl.gz, .parquet and .arrow hold one "
+        "document per record, any other file is text and one document."
+    )
+    hub: str | None = Field(
+        description="Hugging Face data set: a hub name, or a local folder that `datasets` can load."
+    )
+    hub_config: str | None = Field(description="Configuration (subset) of the hub data set.")
+    hub_split: str = Field(description="Split of the hub data set that is read.")
+    text_column: str = Field(
+        description="Column that holds the text, in files with records and hub."
+    )
+    root: str = Field(description="Folder under which prepared data sets are written.")
+    dir: str | None = Field(
+        description="A prepared data set to use as it is, with the tokenizer it was prepared with. "
+        "If files or hub is given too, it must be what the set was prepared from."
+    )
+    seq_len: Count = Field(description="Tokens per row.")
+    validation_bytes: Count = Field(
+        description="Validation text in bytes, by whole documents: at least this much."
+    )
+    seed: CountOrZero = Field(description="Seed of the validation split and of the training order.")
+    workers: CountOrZero = Field(
+        description="Loader processes per rank. The order never depends on it."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.files is not None and self.hub is not None:
+            raise ValueError(
+                f"data.files={self.files} and data.hub={self.hub} are both given; one source is "
+                "allowed. Type data.files=null or data.hub=null."
+            )
+        if self.files is not None and not self.patterns:
+            raise ValueError(
+                "data.files is an empty list. Type data.files=null or data.files='a/*.txt'."
+            )
+        return self
+
+    @property
+    def patterns(self) -> list[str]:
+        """The globs of `files` as a list (empty without `files`)."""
+        if self.files is None:
+            return []
+        return [self.files] if isinstance(self.files, str) else list(self.files)
+
+
+class PrepareSettings(Settings):
+    """Settings of `python -m data.prepare`."""
+
+    data: DataConfig = Field(description="The source and where it is prepared.")
+    tokenizer: TokenizerConfig = Field(description="The tokenizer.")

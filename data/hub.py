@@ -1,0 +1,45 @@
+"""Documents from a Hugging Face data set: a name on the hub, or a local folder `datasets` can
+load."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.config import DataConfig
+from data.files import record_text
+from data.sources import Document, LeftOut, Source, describe_files, document
+
+
+def hub_source(data: DataConfig) -> Source:
+    """The records of one split, streamed in their order."""
+    description = {
+        "kind": "hub",
+        "hub": data.hub,
+        "config": data.hub_config,
+        "split": data.hub_split,
+        "text_column": data.text_column,
+    }
+    folder = Path(data.hub)
+    if folder.is_dir():
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        description |= describe_files(paths, names)
+    name = "-".join(part for part in (folder.name, data.hub_config, data.hub_split) if part)
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+    return Source(safe, f"data.hub={data.hub}", description, None, lambda: _documents(data))
+
+
+def _documents(data: DataConfig) -> Iterator[Document | LeftOut]:
+    from datasets import load_dataset
+
+    where = f"data.hub={data.hub} split {data.hub_split}"
+    try:
+        records = load_dataset(data.hub, data.hub_config, split=data.hub_split, streaming=True)
+    except Exception as error:
+        raise ValueError(
+            f"{where} cannot be loaded: {error}. Check the name, data.hub_config and "
+            "data.hub_split, and that this machine reaches the hub; or prepare the data set elsewhere and type "
+            "data=prepared data.dir=..."
+        ) from error
+    for number, record in enumerate(records):
+        text = record_text(record, data.text_column, f"{where} record {number}")
+        yield document(f"{data.hub_split}:{number}", text)

@@ -1,0 +1,217 @@
+"""The index of a prepared data set: what index.json holds, and the checks made before it is used.
+
+A prepared folder holds
+
+    index.json                    this file's `Index`; written last
+    tokenizer.model               the tokenizer
+    train-00000.bin ...           token ids, raw little-endian uint16 or uint32: one stream, cut
+    train-documents.npy           int64 [documents]: where each document starts in the stream
+    validation-00000.bin ...      the same for the validation split
+    validation-documents.npy
+
+A document in the stream is BOS, its tokens, EOS. `Index.fingerprint` identifies the contents: it
+does not depend on where or when the data set was prepared.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+FORMAT_VERSION = 1
+INDEX_FILE = "index.json"
+TOKENIZER_FILE = "tokenizer.model"
+
+Split = Literal["train", "validation"]
+
+
+class Shard(BaseModel):
+    """One file of token ids."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str
+    tokens: int
+    sha256: str
+
+
+class SplitIndex(BaseModel):
+    """One split: its counts and files."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tokens: int = Field(description="Length of the stream, BOS and EOS of every document included.")
+    documents: int
+    bytes: int = Field(description="Bytes of text (UTF-8).")
+    shards: list[Shard]
+    offsets_file: str
+    offsets_sha256: str
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        if sum(shard.tokens for shard in self.shards) != self.tokens:
+            raise ValueError("the tokens of the shards do not add up to the tokens of the split")
+        return self
+
+
+class ValidationIndex(SplitIndex):
+    """The validation split, with the results of two simple compressors to compare a model with."""
+
+    gzip_bytes: int = Field(description="Sum over documents of their size after gzip -9.")
+    unigram_nats_per_token: float = Field(
+        description="Entropy of the targets' own distribution; targets are all tokens but BOS."
+    )
+
+
+class Rejected(BaseModel):
+    """Documents that were left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    counts: dict[str, int] = Field(description="Number of documents by reason.")
+    examples: dict[str, list[str]] = Field(description="The first names of each reason.")
+
+
+class LongDocument(BaseModel):
+    """A document and its size, for the summary."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    bytes: int
+
+
+class Index(BaseModel):
+    """Contents of index.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1]
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    tokenizer_fingerprint: str
+    fingerprint: str
+    source: dict[str, Any] = Field(description="What was read; see `data.sources`.")
+    notes: list[str] = Field(description="What the preparation decided and printed.")
+    rejected: Rejected
+    longest: list[LongDocument]
+    train: SplitIndex
+    validation: ValidationIndex
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.dtype != token_dtype(self.vocab_size).name:
+            raise ValueError(
+                f"dtype {self.dtype} does not fit a vocabulary of {self.vocab_size} ids, "
+                f"which needs {token_dtype(self.vocab_size)}"
+            )
+        expected = contents_fingerprint(self.tokenizer_fingerprint, self.train, self.validation)
+        if self.fingerprint != expected:
+            raise ValueError(
+                f"fingerprint {self.fingerprint} is not that of the contents, {expected}"
+            )
+        return self
+
+    def split(self, name: Split) -> SplitIndex:
+        """The part of one split."""
+        return self.train if name == "train" else self.validation
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Type of stored ids: uint16 up to 65536 ids, uint32 beyond."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def contents_fingerprint(tokenizer: str, *splits: SplitIndex) -> str:
+    """sha256 (first 16 hex digits) over the tokenizer's fingerprint and all file checksums."""
+    parts = [tokenizer]
+    for split in splits:
+        parts += [shard.sha256 for shard in split.shards] + [split.offsets_sha256]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def read_index(folder: str | Path) -> Index:
+    """Reads index.json and checks it against the sizes of the files and the tokenizer.
+
+    Reads no tokens (see `verify_checksums`). Raises ValueError naming the file that does not agree.
+    """
+    folder = Path(folder)
+    path = folder / INDEX_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} is not a prepared data set: it has no {INDEX_FILE}. "
+            "Prepare one with: python -m data.prepare data=... "
+        )
+    try:
+        raw = json.loads(path.read_bytes())
+        if isinstance(raw, dict) and raw.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"format version {raw.get('format_version')} is not the version {FORMAT_VERSION} "
+                "that this code reads"
+            )
+        index = Index.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _damaged(path, f"{where + ': ' if where else ''}{first['msg']}") from None
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    item = np.dtype(index.dtype).itemsize
+    for split in (index.train, index.validation):
+        for shard in split.shards:
+            _check_size(
+                folder / shard.file, shard.tokens * item, f"{shard.tokens} {index.dtype} tokens"
+            )
+        _check_offsets(folder / split.offsets_file, split.documents)
+    tokenizer = folder / TOKENIZER_FILE
+    if not tokenizer.is_file() or _sha256(tokenizer)[:16] != index.tokenizer_fingerprint:
+        raise _damaged(
+            tokenizer, "it is missing or not the tokenizer the data set was prepared with"
+        )
+    return index
+
+
+def verify_checksums(folder: str | Path, index: Index) -> None:
+    """Reads every file and raises ValueError, naming the file, if one changed since it was
+    written."""
+    for split in (index.train, index.validation):
+        files = {shard.file: shard.sha256 for shard in split.shards}
+        for file, sha256 in (files | {split.offsets_file: split.offsets_sha256}).items():
+            if _sha256(Path(folder) / file) != sha256:
+                raise _damaged(Path(folder) / file, "its contents changed: the checksum differs")
+
+
+def _check_size(path: Path, expected: int, what: str) -> None:
+    if not path.is_file():
+        raise _damaged(path, "it is missing")
+    if (size := path.stat().st_size) != expected:
+        raise _damaged(path, f"it has {size} bytes, but {what} take {expected}")
+
+
+def _check_offsets(path: Path, documents: int) -> None:
+    if not path.is_file():
+        raise _damaged(path, "it is missing")
+    try:
+        offsets = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    if offsets.dtype != np.int64 or offsets.shape != (documents,):
+        raise _damaged(path, f"it holds {offsets.dtype} {offsets.shape}, not int64 ({documents},)")
+
+
+def _damaged(path: Path, problem: str) -> ValueError:
+    return ValueError(
+        f"{path}: {problem}. The data set is damaged or was not prepared by this code; delete its "
+        "folder and prepare it again."
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

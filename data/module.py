@@ -1,0 +1,154 @@
+"""Lightning data module: prepared rows in the order of `data.order`, one item per optimizer step.
+
+An item holds the rows of one rank for one optimizer step; the training module cuts it into
+micro-batches. The training loader starts at the step the trainer has reached (a checkpoint restores
+that before loaders are built), so continuing needs no loader state. It has no length: the run ends
+after a number of steps, and epochs of the data are not epochs of Lightning.
+
+Axes: R rows of this rank, T tokens of a row.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    get_worker_info,
+)
+
+from data.config import DataConfig
+from data.order import batch_samples, window
+from data.packed import PackedSplit
+
+Batch = dict[str, torch.Tensor]
+
+
+class PackedDataModule(LightningDataModule):
+    """Serves a prepared data set.
+
+    folder: result of `data.prepare.prepare`.
+    batch_rows: rows per optimizer step, all ranks together.
+    val_rows: rows per validation batch and rank.
+    start_step: gives the first optimizer step to serve; None: the trainer's `global_step`.
+    rank, world: this process among the data-parallel ones; None: the trainer's.
+    Raises ValueError if `batch_rows` is not a multiple of the number of ranks (when loaders are
+    built).
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        data: DataConfig,
+        batch_rows: int,
+        *,
+        val_rows: int,
+        start_step: Callable[[], int] | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.train = PackedSplit(folder, "train", data.seq_len)
+        self.validation = PackedSplit(folder, "validation", data.seq_len)
+        self.data = data
+        self.batch_rows = batch_rows
+        self.val_rows = val_rows
+        self._start_step = start_step or (lambda: self.trainer.global_step)
+        self._rank = rank
+        self._world = world
+
+    def train_dataloader(self) -> DataLoader:
+        """Endless loader of {tokens, labels, segments: int64 [R, T]; samples: int64 [R]}."""
+        rank, world = self._place()
+        steps = TrainSteps(
+            self.train, self.batch_rows, self._start_step(), self.data.seed, rank, world
+        )
+        return DataLoader(
+            steps, batch_size=None, num_workers=self.data.workers, pin_memory=self._on_cuda()
+        )
+
+    def val_dataloader(self) -> DataLoader:
+        """All validation rows in order, shared out over the ranks; `samples` are row numbers.
+
+        Every rank gets equally many batches of the same shape, as collectives need: missing rows
+        are padding without targets, and their sample number is -1.
+        """
+        batches = ValidationBatches(self.validation, self.val_rows, *self._place())
+        return DataLoader(
+            batches,
+            batch_size=None,
+            # Lightning would split the batches over ranks a second time; it leaves alone loaders
+            # that have this sampler already.
+            sampler=DistributedSampler(batches, num_replicas=1, rank=0, shuffle=False),
+            pin_memory=self._on_cuda(),
+        )
+
+    def _place(self) -> tuple[int, int]:
+        rank = self.trainer.global_rank if self._rank is None else self._rank
+        world = self.trainer.world_size if self._world is None else self._world
+        return rank, world
+
+    def _on_cuda(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+
+class TrainSteps(IterableDataset):
+    """Endless stream of this rank's rows, one item per optimizer step, from `start_step` on.
+
+    Loader process w of W makes every W-th step beginning with the w-th; the loader takes from them
+    in turn, so the order is that of a single process. (An iterable data set, because Lightning
+    replaces the samplers of indexed ones when there is more than one rank.)
+    """
+
+    def __init__(
+        self, rows: PackedSplit, batch_rows: int, start_step: int, seed: int, rank: int, world: int
+    ) -> None:
+        batch_samples(start_step, batch_rows, rank, world)  # a wrong batch size fails here, at once
+        self.rows = rows
+        self.batch_rows = batch_rows
+        self.start_step = start_step
+        self.seed = seed
+        self.rank = rank
+        self.world = world
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        step = self.start_step + (worker.id if worker else 0)
+        while True:
+            yield self.item(step)
+            step += worker.num_workers if worker else 1
+
+    def item(self, step: int) -> Batch:
+        """The rows of one optimizer step."""
+        samples = batch_samples(step, self.batch_rows, self.rank, self.world)
+        _, indices = window(samples, len(self.rows), self.seed)
+        return _stack([self.rows[i] for i in indices.tolist()], samples.tolist())
+
+
+class ValidationBatches(Dataset):
+    """Batch b of rank r of W: rows [(b W + r) R, (b W + r + 1) R) of the split."""
+
+    def __init__(self, rows: PackedSplit, batch_rows: int, rank: int, world: int) -> None:
+        if batch_rows < 1:
+            raise ValueError(f"A validation batch needs at least 1 row, not {batch_rows}.")
+        self.rows = rows
+        self.batch_rows = batch_rows
+        self.rank = rank
+        self.world = world
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // (self.batch_rows * self.world))
+
+    def __getitem__(self, batch: int) -> Batch:
+        first = (batch * self.world + self.rank) * self.batch_rows
+        samples = [i if i < len(self.rows) else -1 for i in range(first, first + self.batch_rows)]
+        return _stack([self.rows.empty_row() if i < 0 else self.rows[i] for i in samples], samples)
+
+
+def _stack(rows: list[Batch], samples: list[int]) -> Batch:
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return batch | {"samples": torch.tensor(samples)}

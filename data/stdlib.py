@@ -1,0 +1,46 @@
+"""The embedded corpus: source text of the running Python's standard library.
+
+About 12 MB of code and English that is present on every machine. Left out are tests, installed
+packages and the few files that are not UTF-8. The tables in `encodings` are near copies of each
+other and form one family.
+"""
+
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from data.sources import Document, LeftOut, Source, describe_files, document
+
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_FAMILIES = {"encodings"}
+
+
+def stdlib_source() -> Source:
+    """All .py files of the standard library, in the order of their paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(_python_files(root), key=lambda path: path.relative_to(root).as_posix())
+    names = [path.relative_to(root).as_posix() for path in paths]
+    files = describe_files(paths, names)
+    description = {"kind": "stdlib", "python": platform.python_version(), **files}
+
+    def documents() -> Iterator[Document | LeftOut]:
+        for path, name in zip(paths, names, strict=True):
+            folder = name.split("/")[0]
+            try:
+                text = path.read_bytes().decode("utf-8")
+            except UnicodeDecodeError:
+                yield LeftOut(name, "not UTF-8")
+                continue
+            yield document(name, text, folder if folder in _FAMILIES else None)
+
+    return Source("stdlib", "The standard library", description, files["bytes"], documents)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            if entry.name not in _SKIPPED_FOLDERS:
+                yield from _python_files(entry)
+        elif entry.suffix == ".py":
+            yield entry

@@ -40,7 +40,7 @@ class Checkpoints(Callback):
         folder: the run's `checkpoints` folder; created when missing.
         every_steps: optimizer steps between two checkpoints.
         keep_last: how many of the newest checkpoints are kept (at least 1).
-        keep_every: checkpoints at multiples of this step are kept for good; None: no such.
+        keep_every: checkpoints at multiples of this step are kept for good; 0: none.
         model_config: the network's configuration as plain dicts, stored in each checkpoint under
             "model_config"; `architecture.py` names its differences on loading.
     """
@@ -50,13 +50,13 @@ class Checkpoints(Callback):
         folder: Path,
         every_steps: int,
         keep_last: int,
-        keep_every: int | None,
+        keep_every: int,
         model_config: dict[str, Any],
     ) -> None:
-        if every_steps < 1 or keep_last < 1 or (keep_every is not None and keep_every < 1):
+        if every_steps < 1 or keep_last < 1 or keep_every < 0:
             raise ValueError(
-                f"every_steps={every_steps}, keep_last={keep_last} and keep_every={keep_every} "
-                "must be at least 1 (keep_every may be null)"
+                f"every_steps={every_steps} and keep_last={keep_last} must be at least 1, "
+                f"keep_every={keep_every} at least 0"
             )
         self.folder = Path(folder)
         self.every_steps = every_steps
@@ -133,7 +133,7 @@ class Checkpoints(Callback):
     def _thin_out(self) -> None:
         steps = sorted(step_of(path) for path in self.folder.glob("step-*.ckpt"))
         keep = set(steps[-self.keep_last :])
-        if self.keep_every is not None:
+        if self.keep_every:
             keep.update(step for step in steps if step % self.keep_every == 0)
         # A run continued from an older checkpoint has newer files of the abandoned branch.
         keep.add(self._saved_step)

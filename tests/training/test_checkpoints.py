@@ -18,7 +18,7 @@ from model.training.checkpoints import Checkpoints, best, latest, read_best
 CONFIG = {"width": 4, "mixers": {"gla": {"heads": 2}}}
 
 
-def checkpoints(folder, every_steps=5, keep_last=100, keep_every=None):
+def checkpoints(folder, every_steps=5, keep_last=100, keep_every=0):
     return Checkpoints(folder, every_steps, keep_last, keep_every, CONFIG)
 
 

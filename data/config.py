@@ -12,8 +12,8 @@ class TokenizerConfig(Settings):
 
     kind: Literal["sentencepiece"] = Field(description="Tokenizer library.")
     path: str | None = Field(
-        description="An existing sentencepiece .model to use; the settings below are then not used. "
-        "null: train one on the training split."
+        description="An existing sentencepiece .model to use; the settings below then have no "
+        "effect. null: train one on the training split."
     )
     vocab_size: Count = Field(description="Number of token ids, 4 special and 256 byte ids in it.")
     model_type: Literal["bpe", "unigram"] = Field(description="How the vocabulary is trained.")

@@ -9,12 +9,17 @@ import glob
 import gzip
 import json
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.sources import Document, LeftOut, Source, describe_files, document
 from data.tokenizer import check_unicode
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TABLES = {".parquet": "parquet", ".arrow": "arrow"}
@@ -63,25 +68,62 @@ def files_source(patterns: list[str], text_column: str) -> Source:
     )
 
 
-def record_text(record: dict[str, Any], text_column: str, where: str) -> str:
-    """Text of a record. Raises ValueError, naming `where` and the columns, if it has none."""
+def record_text(
+    record: dict[str, Any], text_column: str, where: str, columns: Iterable[str] = ()
+) -> str:
+    """Text of a record. Raises ValueError, naming `where` and the columns, if it has none.
+
+    columns: those of the source, if the record is only a part of it.
+    """
+    listing = ", ".join(columns or record)
     if text_column not in record:
         raise ValueError(
-            f"{where} has no column {text_column!r}; its columns are {', '.join(record)}. "
+            f"{where} has no column {text_column!r}; its columns are {listing}. "
             "Type data.text_column=... with one of them."
         )
     text = record[text_column]
     if not isinstance(text, str):
         raise ValueError(
             f"{where} has {type(text).__name__} {text!r:.40} in column {text_column!r}, not text; "
-            f"its columns are {', '.join(record)}. Remove the record or type "
-            "data.text_column=... with a column of text."
+            f"its columns are {listing}. Remove the record or type data.text_column=... with a "
+            "column of text."
         )
     try:
         check_unicode(text)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return text
+
+
+def table_texts(
+    load: Callable[[], "IterableDataset"], text_column: str, where: str, advice: str
+) -> Iterator[str]:
+    """Texts of a streamed `datasets` data set, in order.
+
+    Raises ValueError naming `where`; if the data set cannot be read, with `advice`.
+    """
+    columns: list[str] = []
+    records = _loaded(load, text_column, columns)
+    number = 0
+    while True:
+        number += 1
+        try:
+            record = next(records, None)
+        except Exception as error:  # whatever the reader or the network raises: one clear error
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{where} cannot be read: {reason}. {advice}") from error
+        if record is None:
+            return
+        yield record_text(record, text_column, f"{where} record {number}", columns)
+
+
+def _loaded(
+    load: Callable[[], "IterableDataset"], text_column: str, columns: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Records with the text column alone, if it is known to exist; fills in `columns`."""
+    records = load()
+    columns += records.column_names or []
+    yield from records.select_columns([text_column]) if text_column in columns else records
 
 
 def _matching(patterns: list[str]) -> list[Path]:
@@ -108,23 +150,31 @@ def _name(pattern: str) -> str:
 def _json_lines(
     path: Path, name: str, text_column: str, invalid: list[str]
 ) -> Iterator[Document | LeftOut]:
-    """Records of a file; puts the file on the list `invalid`, and stops, at bytes that are no
-    UTF-8."""
+    """Records of a file. Bytes that are not UTF-8 put it on the list `invalid` and end it."""
     offset = number = 0
-    with (gzip.open if name.endswith(".gz") else open)(path, "rb") as file:
-        for line in file:
-            try:
-                content = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                invalid.append(f"{path} (byte {offset + error.start})")
-                return
-            offset += len(line)
-            if content.strip():
-                number += 1
-                where = f"{path} record {number}"
-                yield document(
-                    f"{name}:{number}", record_text(_record(content, where), text_column, where)
-                )
+    for line in _lines(path):
+        try:
+            content = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            invalid.append(f"{path} (byte {offset + error.start})")
+            return
+        offset += len(line)
+        if content.strip():
+            number += 1
+            where = f"{path} record {number}"
+            text = record_text(_record(content, where), text_column, where)
+            yield document(f"{name}:{number}", text)
+    if number == 0:
+        yield LeftOut(name, "no records")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
 
 
 def _record(line: str, where: str) -> dict[str, Any]:
@@ -142,14 +192,12 @@ def _record(line: str, where: str) -> dict[str, Any]:
 def _table(path: Path, name: str, text_column: str) -> Iterator[Document | LeftOut]:
     from datasets import load_dataset
 
-    try:
-        records = load_dataset(
-            _TABLES[path.suffix], data_files=str(path), split="train", streaming=True
-        )
-        for number, record in enumerate(records, start=1):
-            text = record_text(record, text_column, f"{path} record {number}")
-            yield document(f"{name}:{number}", text)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read as {_TABLES[path.suffix]}: {error}") from error
+    load = partial(
+        load_dataset, _TABLES[path.suffix], data_files=str(path), split="train", streaming=True
+    )
+    advice = f"Is it a complete {path.suffix} file?"
+    number = 0
+    for number, text in enumerate(table_texts(load, text_column, str(path), advice), start=1):
+        yield document(f"{name}:{number}", text)
+    if number == 0:
+        yield LeftOut(name, "no records")

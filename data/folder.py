@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,12 +50,25 @@ def _locked(folder: Path) -> Iterator[None]:
         except FileNotFoundError:
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(folder, descriptor)
             if _is_open(folder, descriptor):
                 yield
                 return
         finally:
             os.close(descriptor)
+
+
+def _lock(folder: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"note: waiting for another process that writes {folder}", file=sys.stderr)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise ValueError(
+            f"{folder.parent} is on a file system without file locks ({error}). Write to a local "
+            "disk and move the complete folder."
+        ) from error
 
 
 def _is_open(folder: Path, descriptor: int) -> bool:

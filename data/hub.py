@@ -2,11 +2,17 @@
 load."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from data.config import DataConfig
-from data.files import record_text
+from data.files import table_texts
 from data.sources import Document, LeftOut, Source, describe_files, document
+
+_ADVICE = (
+    "Check the name, data.hub_config and data.hub_split, and that this machine reaches the hub; or "
+    "prepare the data set elsewhere and type data=prepared data.dir=FOLDER."
+)
 
 
 def hub_source(data: DataConfig) -> Source:
@@ -31,15 +37,9 @@ def hub_source(data: DataConfig) -> Source:
 def _documents(data: DataConfig) -> Iterator[Document | LeftOut]:
     from datasets import load_dataset
 
-    where = f"data.hub={data.hub} split {data.hub_split}"
-    try:
-        records = load_dataset(data.hub, data.hub_config, split=data.hub_split, streaming=True)
-    except Exception as error:
-        raise ValueError(
-            f"{where} cannot be loaded: {error}. Check the name, data.hub_config and "
-            "data.hub_split, and that this machine reaches the hub; or prepare the data set elsewhere and type "
-            "data=prepared data.dir=..."
-        ) from error
-    for number, record in enumerate(records):
-        text = record_text(record, data.text_column, f"{where} record {number}")
+    load = partial(load_dataset, data.hub, data.hub_config, split=data.hub_split, streaming=True)
+    where = (
+        f"data.hub={data.hub} (data.hub_config={data.hub_config} data.hub_split={data.hub_split})"
+    )
+    for number, text in enumerate(table_texts(load, data.text_column, where, _ADVICE), start=1):
         yield document(f"{data.hub_split}:{number}", text)

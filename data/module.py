@@ -68,7 +68,11 @@ class PackedDataModule(LightningDataModule):
             self.train, self.batch_rows, self._start_step(), self.data.seed, rank, world
         )
         return DataLoader(
-            steps, batch_size=None, num_workers=self.data.workers, pin_memory=self._on_cuda()
+            steps,
+            batch_size=None,
+            num_workers=self.data.workers,
+            pin_memory=self._on_cuda(),
+            generator=_own_generator(),
         )
 
     def val_dataloader(self) -> DataLoader:
@@ -85,6 +89,7 @@ class PackedDataModule(LightningDataModule):
             # that have this sampler already.
             sampler=DistributedSampler(batches, num_replicas=1, rank=0, shuffle=False),
             pin_memory=self._on_cuda(),
+            generator=_own_generator(),
         )
 
     def _place(self) -> tuple[int, int]:
@@ -147,6 +152,12 @@ class ValidationBatches(Dataset):
         first = (batch * self.world + self.rank) * self.batch_rows
         samples = [i if i < len(self.rows) else -1 for i in range(first, first + self.batch_rows)]
         return _stack([self.rows.empty_row() if i < 0 else self.rows[i] for i in samples], samples)
+
+
+def _own_generator() -> torch.Generator:
+    """Keeps the loaders, which draw a seed whenever they start, off the global generator: otherwise
+    a continued run, or one with other validation steps, would draw other dropout masks."""
+    return torch.Generator()
 
 
 def _stack(rows: list[Batch], samples: list[int]) -> Batch:

@@ -136,8 +136,8 @@ def _check_source(index: Index, folder: Path, data: DataConfig) -> None:
     if given != index.source:
         raise ValueError(
             f"data.dir={folder} was prepared from {index.source}, but the source given now is "
-            f"{given}. Type data.files=null data.hub=null to use the folder as it is, or data.dir=null to "
-            "prepare the source."
+            f"{given}. Type data.files=null data.hub=null to use the folder as it is, or "
+            "data.dir=null to prepare the source."
         )
 
 

@@ -40,7 +40,7 @@ def stdlib_source() -> Source:
 def _python_files(folder: Path) -> Iterator[Path]:
     for entry in folder.iterdir():
         if entry.is_dir():
-            if entry.name not in _SKIPPED_FOLDERS:
+            if entry.name not in _SKIPPED_FOLDERS and not entry.is_symlink():
                 yield from _python_files(entry)
-        elif entry.suffix == ".py":
+        elif entry.suffix == ".py" and entry.is_file():
             yield entry

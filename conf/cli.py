@@ -21,6 +21,17 @@ from pydantic import BaseModel, ValidationError
 
 CONF = Path(__file__).parent
 
+# A run's files go to runs/<run.name>/: Hydra writes no folders or log files of its own.
+_HYDRA = (
+    "hydra.output_subdir=null",
+    "hydra.run.dir=.",
+    "hydra.sweep.dir=.",
+    "hydra.sweep.subdir=.",
+    "hydra.job.chdir=false",
+    "hydra/hydra_logging=disabled",
+    "hydra/job_logging=disabled",
+)
+
 
 def hydra_main(
     config_name: str, schema: type[BaseModel], free_text: tuple[str, ...] = ()
@@ -41,7 +52,7 @@ def hydra_main(
         def main() -> None:
             import hydra
 
-            sys.argv[1:] = rewrite_overrides(sys.argv[1:], free_text)
+            sys.argv[1:] = [*_HYDRA, *rewrite_overrides(sys.argv[1:], free_text)]
 
             def composed(cfg: Any) -> None:
                 _run(task, cfg, schema)
@@ -139,10 +150,10 @@ def _quote(value: str) -> str:
 
 def _parses(override: str) -> bool:
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
 
     try:
         OverridesParser.create().parse_override(override)
-    except OverrideParseException:
+    except HydraException:
         return False
     return True

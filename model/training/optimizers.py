@@ -55,7 +55,8 @@ def split_parameters(
 class Optimizers(torch.optim.Optimizer):
     """Several optimizers that step together; learning rates are scaled by one schedule factor.
 
-    Every group remembers its highest rate as `base_lr`.
+    Every group remembers its highest rate as `base_lr`. While `skip_next` is set, the next step
+    changes nothing: it still counts as a step.
     """
 
     def __init__(self, members: list[torch.optim.Optimizer]) -> None:
@@ -63,7 +64,7 @@ class Optimizers(torch.optim.Optimizer):
         self.defaults: dict[str, Any] = {}
         for group in self.param_groups:
             group["base_lr"] = group["lr"]
-        self._zero_grad_profile_name = "Optimizers.zero_grad"
+        self.skip_next = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -80,8 +81,10 @@ class Optimizers(torch.optim.Optimizer):
 
     def step(self, closure=None) -> Any:
         loss = closure() if closure is not None else None
-        for member in self.members:
-            member.step()
+        if not self.skip_next:
+            for member in self.members:
+                member.step()
+        self.skip_next = False
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -9,9 +9,7 @@ import math
 from model.training.config import CosineSettings, WSDSettings, tokens_of
 
 
-def learning_rate_factor(
-    settings: WSDSettings | CosineSettings, tokens: int, total: int
-) -> float:
+def learning_rate_factor(settings: WSDSettings | CosineSettings, tokens: int, total: int) -> float:
     """The share of the highest learning rate for the step that ends at `tokens` tokens.
 
     Args:

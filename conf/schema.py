@@ -1,0 +1,60 @@
+"""The typed schema of the commands' whole configurations: one field per key of conf/*.yaml."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from conf.settings import Count, CountOrZero, Fraction, Settings
+from data.config import DataConfig, TokenizerConfig
+from model.config import ModelSettings
+from model.training.config import OptimizerSettings, ScheduleSettings, TrainerSettings
+from model.training.tracking import LoggerSettings
+
+
+class RunSettings(Settings):
+    """Which run this is, and where it lives."""
+
+    name: str = Field(description="folder of the run; the same name continues the same run")
+    root: str = Field(description="folder that holds the runs")
+    init_from: str | None = Field(
+        description="start from the weights of another run (its name or a checkpoint file)"
+    )
+
+
+class TrainSettings(Settings):
+    """`python train.py`"""
+
+    run: RunSettings
+    seed: CountOrZero
+    model: ModelSettings
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    optimizer: OptimizerSettings
+    schedule: ScheduleSettings
+    trainer: TrainerSettings
+    logger: LoggerSettings
+
+
+class GenerateSettings(Settings):
+    """`python generate.py run=NAME prompt=TEXT`"""
+
+    run: str = Field(description="name of the run")
+    root: str
+    checkpoint: str = Field(description="latest, best, or a file name in the run's checkpoints")
+    prompt: str
+    max_new_tokens: CountOrZero
+    temperature: float = Field(ge=0, description="0: always the most likely token")
+    top_k: CountOrZero | None = Field(description="0 or null: all tokens")
+    top_p: Fraction | None = Field(description="0, 1 or null: all tokens")
+    seed: CountOrZero
+    device: Literal["auto", "cpu", "cuda"]
+
+
+class EvalSettings(Settings):
+    """`python eval.py run=NAME`"""
+
+    run: str
+    root: str
+    checkpoint: str
+    batch_rows: Count
+    device: Literal["auto", "cpu", "cuda"]

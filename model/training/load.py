@@ -1,0 +1,67 @@
+"""Building a model from a run's checkpoint, for generation, evaluation and new runs."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conf.cli import check
+from model.config import ModelSettings
+from model.network import LanguageModel
+from model.training.architecture import canonical
+from model.training.checkpoint_io import load
+from model.training.checkpoints import best, latest
+from model.training.run_folder import RunFolder
+
+_PREFIX = "model."  # where the training module keeps the network
+
+
+def find_checkpoint(root: str, run: str, which: str) -> tuple[RunFolder, Path]:
+    """The folder of a run and one of its checkpoints.
+
+    Args:
+        which: `latest`, `best`, or the name of a file in the run's `checkpoints` folder.
+
+    Raises:
+        ValueError: no such run or checkpoint; the message lists what there is.
+    """
+    folder = RunFolder(Path(root) / run)
+    if not folder.exists:
+        found = sorted(p.parent.name for p in Path(root).glob("*/config.yaml"))
+        raise ValueError(
+            f"there is no run {run!r} in {root}/; runs there: {', '.join(found) or 'none'}. "
+            f"Train one: python train.py run.name={run}"
+        )
+    if which == "latest":
+        path = latest(folder.checkpoints)
+    elif which == "best":
+        path = best(folder.checkpoints)
+    else:
+        path = folder.checkpoints / which
+    if path is None or not path.is_file():
+        found = sorted(p.name for p in folder.checkpoints.glob("step-*.ckpt"))
+        raise ValueError(
+            f"run {run!r} has no checkpoint {which!r}; checkpoints there: "
+            f"{', '.join(found) or 'none yet'}; also latest, best"
+        )
+    return folder, path
+
+
+def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, dict[str, Any]]:
+    """The network of a checkpoint in evaluation mode, and the checkpoint's other contents."""
+    checkpoint = load(path)
+    settings = check(checkpoint["model_config"], ModelSettings)
+    weights = network_weights(checkpoint)
+    model = LanguageModel(settings, len(weights["embedding.weight"]))
+    model.load_state_dict(weights)
+    return model.to(device).eval(), checkpoint
+
+
+def network_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The network's own part of a checkpoint's tensors, under the network's names."""
+    names = {name: canonical(name) for name in checkpoint["state_dict"]}
+    return {
+        short.removeprefix(_PREFIX): checkpoint["state_dict"][name]
+        for name, short in names.items()
+        if short.startswith(_PREFIX)
+    }

@@ -1,0 +1,164 @@
+"""The Lightning module: one call of `training_step` is one optimizer step.
+
+Optimization is manual because the loss of a step is a sum over micro-batches and devices divided
+by the *global* number of targets, which no average of per-batch means gives; and because clipping,
+the decision about non-finite gradients and the schedule belong to the optimizer step. So
+`trainer.global_step` counts optimizer steps, and with them batches and tokens.
+"""
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from model.network import LanguageModel
+from model.training.config import OptimizerSettings, ScheduleSettings, TrainerSettings
+from model.training.loss import IGNORED, chunked_cross_entropy
+from model.training.optimizers import build_optimizer
+from model.training.schedules import learning_rate_factor
+
+LN2 = 0.6931471805599453
+
+
+class NonFiniteError(RuntimeError):
+    """Too many optimizer steps in a row had a non-finite gradient."""
+
+
+class TrainingModule(L.LightningModule):
+    """Trains a `LanguageModel`.
+
+    Args:
+        model: the network.
+        total_tokens: tokens of the whole run, which the schedule refers to.
+        validation_bytes_per_target: UTF-8 bytes that one validation target stands for on average.
+
+    Batches are dicts of int64 [rows, T]: `tokens`, `labels` (-100: not a target), `segments`.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: OptimizerSettings,
+        schedule: ScheduleSettings,
+        trainer: TrainerSettings,
+        total_tokens: int,
+        validation_bytes_per_target: float,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.optimizer_settings = optimizer
+        self.schedule = schedule
+        self.training_settings = trainer
+        self.total_tokens = total_tokens
+        self.bytes_per_target = validation_bytes_per_target
+        self.last_metrics: dict[str, float | Tensor] = {}
+        self.skipped_steps = 0
+        self.skipped_in_a_row = 0
+        self._step_started = 0.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.optimizer_settings, self.model)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        settings = self.training_settings
+        step = self.trainer.global_step + 1
+        tokens = step * settings.batch_tokens
+        targets = self._sum_over_ranks((batch["labels"] != IGNORED).sum())
+        # Data-parallel strategies average gradients over ranks: undo it, the sum is wanted.
+        share = self.trainer.world_size / targets.clamp(min=1)
+
+        rows = settings.micro_batch_rows or len(batch["tokens"])
+        cross_entropy = torch.zeros((), device=self.device)
+        for start in range(0, len(batch["tokens"]), rows):
+            micro = {name: value[start : start + rows] for name, value in batch.items()}
+            loss, summed = self._loss(micro)
+            self.manual_backward(loss * share)
+            cross_entropy += summed
+
+        optimizer = self.optimizers()
+        grad_norm = self._clip()
+        finite = bool(torch.isfinite(grad_norm))
+        factor = learning_rate_factor(self.schedule, tokens, self.total_tokens)
+        optimizer.optimizer.scale_lr(factor)
+        optimizer.optimizer.skip_next = not finite
+        optimizer.step()
+        optimizer.zero_grad()
+        self._count_skipped(finite, step)
+
+        now = time.perf_counter()
+        self.last_metrics = {
+            "step": step,
+            "tokens": tokens,
+            "loss": self._sum_over_ranks(cross_entropy) / targets.clamp(min=1),
+            "learning_rate": optimizer.param_groups[0]["lr"],
+            "grad_norm": grad_norm,
+            "tokens_per_second": settings.batch_tokens / (now - self._step_started),
+            "skipped_steps": self.skipped_steps,
+        }
+        self._step_started = now
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        _, summed = self._loss(batch)
+        self._validation_sum += summed.double()
+        self._validation_targets += (batch["labels"] != IGNORED).sum()
+
+    def on_train_start(self) -> None:
+        self._step_started = time.perf_counter()
+
+    def on_validation_epoch_start(self) -> None:
+        self._validation_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._validation_targets = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def on_validation_epoch_end(self) -> None:
+        total = self._sum_over_ranks(self._validation_sum)
+        nats = float(total / self._sum_over_ranks(self._validation_targets))
+        self.log("val_nats_per_token", nats)
+        self.log("val_bits_per_byte", nats / LN2 / self.bytes_per_target)
+
+    def on_validation_end(self) -> None:
+        self._step_started = time.perf_counter()  # validation is not part of the throughput
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["skipped_steps"] = self.skipped_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.skipped_steps = checkpoint["skipped_steps"]
+
+    def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(to minimise, cross-entropy): sums over the targets, in nats."""
+        hidden = self.model.hidden(batch["tokens"], batch["segments"])
+        return chunked_cross_entropy(
+            hidden.flatten(0, 1),
+            self.model.head.weight,
+            batch["labels"].flatten(),
+            self.training_settings.loss_chunk,
+            self.training_settings.z_loss if self.training else 0.0,
+        )
+
+    def _clip(self) -> Tensor:
+        """Scales all gradients to the highest allowed norm; returns the norm before."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        highest = self.training_settings.clip_grad_norm
+        if highest is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, highest, norm)
+        return norm
+
+    def _count_skipped(self, finite: bool, step: int) -> None:
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        self.skipped_steps += not finite
+        if self.skipped_in_a_row >= self.training_settings.max_skipped_steps:
+            raise NonFiniteError(
+                f"{self.skipped_in_a_row} optimizer steps in a row up to step {step} had a "
+                "non-finite gradient and were skipped; stopping. The last checkpoint is from "
+                "before them. Try a lower optimizer.lr, a longer schedule.warmup or "
+                "trainer.precision=32-true."
+            )
+
+    def _sum_over_ranks(self, value: Tensor) -> Tensor:
+        if self.trainer.world_size == 1:
+            return value
+        return self.trainer.strategy.reduce(value, reduce_op="sum")

@@ -1,0 +1,44 @@
+"""Composes configurations in tests the way the commands do."""
+
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from pydantic import BaseModel
+
+from conf.cli import CONF, rewrite_overrides, validate
+from conf.schema import TrainSettings
+from model.config import ModelSettings
+from model.network import LanguageModel
+
+FREE_TEXT = ("model.layers", "prompt")
+
+# Every mixer preset; a new one is covered by all suites when its file is added to conf/mixer/.
+PRESETS = sorted(path.stem for path in (CONF / "mixer").glob("*.yaml"))
+
+
+@cache
+def composed(
+    *overrides: str, config: str = "train", schema: type[BaseModel] = TrainSettings
+) -> Any:
+    """The validated settings of `python <config>.py <overrides>`."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return validate(compose(config, rewrite_overrides(list(overrides), FREE_TEXT)), schema)
+
+
+def small_model(layers: str, *overrides: str, vocab_size: int = 64) -> LanguageModel:
+    """A network of width 32 with 2 heads in every mixer, and noise where training starts at 0."""
+    widths = [f"model.mixers.{name}.heads=2" for name in PRESETS]
+    kv = [f"model.mixers.{name}.kv_heads=2" for name in ("softmax", "window")]
+    settings: ModelSettings = composed(
+        f"model.layers={layers}",
+        "model.d_model=32",
+        "model.ffn_dim=48",
+        "model.init=depth_scaled",
+        "model.init_std=0.2",
+        "model.mixers.window.window=16",
+        *widths,
+        *kv,
+        *overrides,
+    ).model
+    return LanguageModel(settings, vocab_size)

@@ -1,0 +1,125 @@
+"""Command-line overrides: what is refused before any work, and what the message names."""
+
+import subprocess
+import sys
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from conf.cli import rewrite_overrides
+from tests.composing import composed
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("model.gate_norm_typo=3", ["model.gate_norm_typo=3", "no key", "layers", "d_model"]),
+        ("+model.gate_norm_typo=3", ["model.gate_norm_typo=3", "no key"]),
+        ("++model.gate_norm_typo=3", ["model.gate_norm_typo=3", "no key"]),
+        ("model.d_modle=64", ["model.d_modle=64", "did you mean 'd_model'"]),
+        ("modle=tiny", ["modle='tiny'", "did you mean 'model'"]),
+        ("trainer.tokns=10", ["did you mean 'tokens'"]),
+        ("model.d_model=wide", ["model.d_model='wide'", "integer"]),
+        ("model.d_model=-8", ["model.d_model=-8", "greater than 0"]),
+        ("model.d_model=2.5", ["model.d_model=2.5"]),
+        ("model.tie_embeddings=3", ["model.tie_embeddings=3", "boolean"]),
+        ("run.name=7", ["run.name=7", "string"]),
+        (
+            "model.mixers.gla.feature_map=eluu",
+            ["model.mixers.gla.feature_map='eluu'", "identity, elu1, relu, silu"],
+        ),
+        (
+            "model.mixers.gla.decay=glaa",
+            ["model.mixers.gla.decay='glaa'", "none, retnet, learned, gla"],
+        ),
+        ("model.mixers.gla.windw=3", ["model.mixers.gla.windw=3", "no key", "decay_rank"]),
+        ("+model.mixers.gla.windw=3", ["model.mixers.gla.windw=3", "no key"]),
+        ("+model.mixers.mine.kind=mamba", ["model.mixers.mine.kind='mamba'", "softmax", "linear"]),
+        ("+model.mixers.mine.heads=2", ["model.mixers.mine.kind: missing"]),
+        ("~model.d_model", ["model.d_model: missing"]),
+        ("model.mixers.retnet.decay_rank=8", ["retnet", "decay_rank=8", "decay=gla"]),
+        ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=4", "1, 2, 4"]),
+        ("optimizer.kind=sgd", ["optimizer.kind='sgd'", "muon, adamw"]),
+        ("schedule.warmup=20", None),
+        ("schedule.warmup=20%", None),
+        ("schedule.warmup=120%", ["schedule.warmup", "'120%'", "tokens"]),
+        ("schedule.warmup=fast", ["schedule.warmup", "'fast'"]),
+        ("trainer.tokens=2e6", None),
+        ("trainer.tokens=100", ["tokens=100", "batch_tokens=4096"]),
+        ("model.mixers.gla.memory_length=[9]", ["memory_length=[9", "two numbers"]),
+        ("model.mixers.gla.normalize=true", ["normalize=true", "identity", "elu1"]),
+        ("model.mixers.linear.rope_base=1e4", ["normalize=true", "rope_base"]),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_allowed(override, named):
+    if named is None:
+        composed(override)
+        return
+    with pytest.raises(ValueError) as error:
+        composed(override)
+    for part in named:
+        assert part in str(error.value)
+
+
+def test_all_mistakes_are_named_at_once():
+    with pytest.raises(ValueError, match="3 problems") as error:
+        composed("model.d_model=wide", "model.typo=1", "schedule.kind=wsdd")
+    for key in ("model.d_model", "model.typo", "schedule.kind"):
+        assert key in str(error.value)
+
+
+def test_the_layer_pattern_needs_no_quotes():
+    settings = composed("model.layers=(gla gla retnet softmax)*2")
+    assert settings.model.layers == "(gla gla retnet softmax)*2"
+
+
+def test_a_glob_and_a_path_with_brackets_reach_the_settings():
+    assert composed("data.files=mytext/*.jsonl").data.files == "mytext/*.jsonl"
+    assert composed("data.files=[a/*.txt,b/*.md]").data.files == ["a/*.txt", "b/*.md"]
+    assert composed("data.files=my (old) text/*.txt").data.files == "my (old) text/*.txt"
+
+
+@given(st.text(max_size=30))
+def test_free_text_reaches_the_task_unchanged(text):
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return  # quoted for Hydra by the user
+    (override,) = rewrite_overrides([f"prompt={text}"], ("prompt",))
+    value = OverridesParser.create().parse_override(override.lstrip("+")).value()
+    container = OmegaConf.create({})
+    OmegaConf.update(container, "prompt", value)
+    assert OmegaConf.to_container(container, resolve=True) == {"prompt": text}
+
+
+def test_flags_groups_and_sweeps_pass_through():
+    assert rewrite_overrides(["-m", "model=tiny", "hydra.job.name=x", "--cfg", "job"]) == [
+        "-m",
+        "model=tiny",
+        "hydra.job.name=x",
+        "--cfg",
+        "job",
+    ]
+    assert rewrite_overrides(["-m", "model.layers=(gla)*2,softmax"], ("model.layers",)) == [
+        "-m",
+        "++model.layers='(gla)*2','softmax'",
+    ]
+
+
+def test_another_copy_of_a_preset_is_added_under_a_new_name():
+    settings = composed(
+        "+mixer@model.mixers.fast=gla",
+        "model.mixers.fast.feature_map=elu1",
+        "model.layers=fast gla",
+    )
+    assert settings.model.mixers["fast"].feature_map == "elu1"
+    assert settings.model.mixers["gla"].feature_map == "identity"
+
+
+def test_a_mistake_ends_the_command_with_one_message():
+    command = [sys.executable, "train.py", "model.mixers.gla.feature_map=eluu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: model.mixers.gla.feature_map='eluu'")
+    assert "Traceback" not in done.stderr

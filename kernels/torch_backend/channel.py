@@ -8,8 +8,10 @@ s = 1, 2, .. C / 2 and the diagonal (weight 1) cover the causal triangle exactly
 
 The factors are built bottom-up as products of exp(g) <= 1, restarted at each anchor: when two
 blocks merge, the right block's queries take up the decay of the whole left block, the left
-block's keys that of the whole right block. Nothing is ever divided or subtracted, so no range of
-decays loses accuracy. The backward walks the same levels top-down.
+block's keys that of the whole right block. The backward walks the same levels top-down; there the
+gradient of a log-decay is a sum over just the products that this decay multiplies. Nothing is ever
+divided, and no sums are subtracted from each other, so no range of decays loses accuracy, not even
+the tiny gradient of a gate that is shut.
 
 Axis letters: N chunks, B batch, H heads, C tokens of a chunk (a power of two), K key width,
 V value width; M = N * B * H.
@@ -92,7 +94,7 @@ class _ChannelChunks(torch.autograd.Function):
         out.baddbmm_(queries.flatten(0, 2), states[:-1].flatten(0, 1))
         ctx.save_for_backward(
             q, k, v, factors, scores, states, queries, keys, kept,
-            same, reach_in, reach_out, carry, *rights, *lefts, *wholes,
+            same, reach_in, reach_out, *rights, *lefts, *wholes,
         )  # fmt: skip
         return out.view_as(v), states[-1].view_as(initial).clone()
 
@@ -105,7 +107,7 @@ class _ChannelChunks(torch.autograd.Function):
 def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
     (
         q, k, v, factors, scores, states, queries, keys, kept,
-        same, reach_in, reach_out, carry, *levels,
+        same, reach_in, reach_out, *levels,
     ) = ctx.saved_tensors  # fmt: skip
     chunk = q.shape[3]
     depth = len(levels) // 3
@@ -120,47 +122,37 @@ def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, 
     d_v = torch.bmm(scores.mT, d_out3)
     d_v.baddbmm_(keys.flatten(0, 2), d_outgoing)
 
-    # Gradients of the decayed queries and keys; off-diagonal terms only.
+    # Gradients of the decayed queries and keys, from the states down to the smallest blocks. The
+    # diagonal comes last: it carries no decay.
     d_q = torch.bmm(d_out3, states[:-1].flatten(0, 1).mT)
     d_k = torch.bmm(v3, d_outgoing.mT)
     if same is not None:
         d_q.view_as(q).mul_(reach_in[..., None])
         d_k.view_as(k).mul_(reach_out[..., None])
+    # Gradient of the sum of log-decays of each block: the products that pass through all of it.
+    through = None
+    if ctx.needs_input_grad[3]:
+        through = ((states[:-1] * d_states[1:]).sum(3) * kept[..., 0]).flatten(0, 1)
     for level in reversed(range(depth)):
         half = 1 << level
         right, left, totals = rights[level], lefts[level], wholes[level]
+        d_right = _halves(d_q, half)[:, 1].mul_(totals[:, 0, None])
+        d_left = _halves(d_k, half)[:, 0].mul_(totals[:, 1, None])
+        if through is not None:
+            # What reaches the right half's queries from before the block passes the left half,
+            # what leaves the left half's keys for after the block passes the right half.
+            passing = torch.stack([(right * d_right).sum(1), (left * d_left).sum(1)], dim=1)
+            through = passing.add_(through[:, None]).flatten(0, 1)
         block = _level_blocks(d_scores, half).flatten(0, 1)
-        _halves(d_q, half)[:, 1].mul_(totals[:, 0, None]).add_(torch.bmm(block, left))
-        _halves(d_k, half)[:, 0].mul_(totals[:, 1, None]).add_(torch.bmm(block.mT, right))
+        d_right.add_(torch.bmm(block, left))
+        d_left.add_(torch.bmm(block.mT, right))
     d_q.mul_(factors)
-
-    d_decay = None
-    if ctx.needs_input_grad[3]:
-        crossing = (states[1:] * d_states[1:]).sum(3).view(*q.shape[:3], 1, -1)
-        d_decay = _decay_gradient((q3 * d_q - k3 * d_k).view_as(q), crossing, same, reach_out)
+    d_decay = None if through is None else through.view_as(q3).addcmul_(q3, d_q).view_as(q)
     diagonal = d_scores.diagonal(dim1=1, dim2=2).unsqueeze(-1)
     d_q.addcmul_(diagonal, k3)
     d_k.addcmul_(diagonal, q3)
     d_initial = d_states[0].view_as(d_final).clone()
     return d_q.view_as(q), d_k.view_as(k), d_v.view_as(v), d_decay, d_initial, *(None,) * 4
-
-
-def _decay_gradient(
-    balance: Tensor, crossing: Tensor, same: Tensor | None, reach_out: Tensor | None
-) -> Tensor:
-    """d loss / d g_s = sum over pairs j < s <= i of the pair's product with its gradient.
-
-    balance: [N, B, H, C, K], q * dq - k * dk without the diagonal. Summed over the tokens from s
-    to the end of the chunk (of the document) it leaves the pairs j < s <= i of the chunk, less
-    those whose key lies at or after s and whose query lies in a later chunk. `crossing`
-    [N, B, H, 1, K] holds all pairs that straddle the end of the chunk. Restarting in every chunk
-    keeps the error independent of the length.
-    """
-    chunk = balance.shape[3]
-    causal = balance.new_ones(chunk, chunk).tril()
-    if same is None:
-        return torch.matmul(causal.mT, balance).add_(crossing)
-    return torch.matmul((causal * same).mT, balance).addcmul_(crossing, reach_out[..., None])
 
 
 def _halves(x: Tensor, half: int) -> Tensor:

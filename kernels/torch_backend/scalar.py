@@ -166,8 +166,8 @@ def _decay_gradient(
     """Gradient of the log-decays from the gradients of the four kinds of exponents.
 
     Every token s collects the exponents that contain g_s: pairs j < s <= i, queries i >= s, keys
-    j < s, and the whole chunk. Only sums, no difference of sums: see the accuracy note in the
-    module that tests it. `length` is given for per-head decays, whose exponents are multiples.
+    j < s, and the whole chunk. Only sums, never a difference of sums that would drown small
+    gradients in rounding. `length` is given for per-head decays, whose exponents are multiples.
     """
     num_chunks, batch, heads, chunk = from_start.shape
     position = torch.arange(chunk, device=pairs.device)

@@ -1,0 +1,23 @@
+import pytest
+import torch
+from kernel_oracle import BACKENDS, CHUNKED, FAMILIES
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=CHUNKED)
+def chunked_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> None:
+    torch.set_num_threads(min(2, torch.get_num_threads()))

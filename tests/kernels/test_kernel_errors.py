@@ -1,0 +1,80 @@
+"""Every mistake a caller can make has one clear error, raised before any work."""
+
+import pytest
+import torch
+
+from kernels import LinearState, linear_attention
+
+B, T, H, K, V = 2, 5, 3, 4, 6
+S = torch.zeros(B, H, K, V)
+Z = torch.zeros(B, H, K)
+SEGMENTS = torch.zeros(B, T, dtype=torch.long)
+SEGMENT = torch.zeros(B, dtype=torch.long)
+KEYS = torch.zeros(B, T, H, K)
+VALUES = torch.zeros(B, T, H, V)
+
+MISTAKES = {
+    "q_rank": ({"q": torch.zeros(B, T, K)}, r"expected q and k \[B, T, H, K\]"),
+    "k_shape": ({"k": torch.zeros(B, T, H, K + 1)}, r"expected q and k \[B, T, H, K\]"),
+    "v_length": ({"v": torch.zeros(B, T + 1, H, V)}, r"v \(2, 6, 3, 6\)"),
+    "no_width": ({"v": torch.zeros(B, T, H, 0)}, "must be at least 1"),
+    "mixed_dtypes": ({"v": VALUES.bfloat16()}, "share one dtype"),
+    "integer_inputs": (
+        {"q": KEYS.long(), "k": KEYS.long(), "v": VALUES.long()},
+        "share one dtype",
+    ),
+    "k_device": ({"k": KEYS.to("meta")}, "q, k, v lie on different devices: cpu, meta"),
+    "tensor_scale": ({"scale": torch.tensor(2.0)}, "scale must be a Python number"),
+    "beta": ({"beta": torch.zeros(B, T, H)}, "delta rule, which is not available"),
+    "decay_shape": ({"decay": torch.zeros(B, T)}, r"decay has shape \(2, 5\).*\[B, T, H, K\]"),
+    "decay_heads": ({"decay": torch.zeros(T)}, r"\[H\] = \(3,\)"),
+    "decay_dtype": ({"decay": torch.zeros(H).bfloat16()}, "must be torch.float32"),
+    "decay_device": ({"decay": torch.zeros(H, device="meta")}, "decay lies on meta"),
+    "segments_shape": ({"segments": SEGMENT}, r"segments has shape \(2,\)"),
+    "segments_dtype": ({"segments": SEGMENTS.float()}, "must be an integer tensor"),
+    "segments_device": ({"segments": SEGMENTS.to("meta")}, "segments lies on meta"),
+    "state_type": ({"state": (S, None, None)}, "must be a kernels.LinearState"),
+    "missing_z": (
+        {"normalize": True, "state": LinearState(S, None, None)},
+        "needs state.z",
+    ),
+    "unexpected_z": ({"state": LinearState(S, Z, None)}, "state.z is given but normalize is False"),
+    "missing_segment": (
+        {"segments": SEGMENTS, "state": LinearState(S, None, None)},
+        "state.segment is None",
+    ),
+    "unexpected_segment": (
+        {"state": LinearState(S, None, SEGMENT)},
+        "segments is None",
+    ),
+    "state_shape": ({"state": LinearState(S[:1], None, None)}, r"\[B, H, K, V\] = \(2, 3, 4, 6\)"),
+    "state_dtype": ({"state": LinearState(S.half(), None, None)}, "must be torch.float32"),
+    "z_shape": (
+        {"normalize": True, "state": LinearState(S, Z[..., :1], None)},
+        r"state.z has shape \(2, 3, 1\)",
+    ),
+    "z_dtype": (
+        {"normalize": True, "state": LinearState(S, Z.double(), None)},
+        "state.z is torch.float64",
+    ),
+    "segment_shape": (
+        {"segments": SEGMENTS, "state": LinearState(S, None, SEGMENTS)},
+        "state.segment has shape",
+    ),
+    "segment_dtype": (
+        {"segments": SEGMENTS, "state": LinearState(S, None, SEGMENT.bool())},
+        "state.segment is torch.bool",
+    ),
+    "chunk_zero": ({"chunk_size": 0}, "chunk_size must be a whole number >= 1"),
+    "chunk_float": ({"chunk_size": 64.0}, "chunk_size must be a whole number >= 1"),
+    "unknown_backend": ({"backend": "cuda"}, "use one of"),
+    "triton": ({"backend": "triton"}, "not available in this version"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_explained(mistake: str) -> None:
+    changes, message = MISTAKES[mistake]
+    arguments = {"q": KEYS, "k": KEYS, "v": VALUES, **changes}
+    with pytest.raises(ValueError, match=message):
+        linear_attention(**arguments)

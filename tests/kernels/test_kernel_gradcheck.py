@@ -1,0 +1,36 @@
+"""Hand-written backward formulas against finite differences in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_oracle import call, make_problem
+from torch import Tensor
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("segments", [False, True])
+def test_gradcheck(backend: str, family: str, normalize: bool, segments: bool) -> None:
+    problem = make_problem(
+        family,
+        length=7,
+        batch=1,
+        heads=2,
+        key_width=2,
+        value_width=3,
+        normalize=normalize,
+        segments=segments,
+        seed=3,
+    ).cast(torch.float64)
+    if segments:
+        documents = torch.tensor([[3, 3, 3, 4, 4, 6, 6]])
+        problem = replace(problem, segments=documents)
+    names = list(problem.leaves())
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        changed = replace(problem, **dict(zip(names, leaves, strict=True)))
+        out, state = call(changed, chunk_size=4, scale=0.7, backend=backend)
+        return (out, state.S) if state.z is None else (out, state.S, state.z)
+
+    leaves = [x.clone().requires_grad_() for x in problem.leaves().values()]
+    assert torch.autograd.gradcheck(function, leaves, eps=1e-6, atol=1e-7, rtol=1e-6)

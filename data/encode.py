@@ -12,7 +12,8 @@ from data.index import Split, SplitIndex, token_dtype
 from data.tokenizer import Tokenizer
 from data.writer import SplitWriter
 
-_BATCH_CHARACTERS = 1 << 22
+BATCH_CHARACTERS = 1 << 22
+SHARD_TOKENS = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def write_split(
 
     Threads share the encoding; the result does not depend on their number.
     """
-    writer = SplitWriter(folder, split, tokenizer.size)
+    writer = SplitWriter(folder, split, tokenizer.size, SHARD_TOKENS)
     threads = len(os.sched_getaffinity(0))
     text_bytes = 0
     for batch in _batches(texts, tokenizer):
@@ -69,7 +70,7 @@ def _batches(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[_Part]
             last = number == len(parts)
             batch.append(_Part(part, number == 1, last, size if last else 0))
             characters += len(part)
-            if characters >= _BATCH_CHARACTERS:
+            if characters >= BATCH_CHARACTERS:
                 yield batch
                 batch, characters = [], 0
     if batch:

@@ -159,7 +159,8 @@ def read_index(folder: str | Path) -> Index:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{where + ': ' if where else ''}{first['msg']}") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise _damaged(path, f"{where + ': ' if where else ''}{problem}") from None
     except ValueError as error:
         raise _damaged(path, str(error)) from None
     item = np.dtype(index.dtype).itemsize

@@ -52,7 +52,7 @@ def assign(keys: np.ndarray, sizes: np.ndarray, validation_bytes: int) -> Assign
     fits = family_sizes <= 2 * wanted
     before = np.cumsum(np.where(fits, family_sizes, 0)) - np.where(fits, family_sizes, 0)
     chosen = fits & (before < wanted)
-    if 2 * int(family_sizes[chosen].sum()) >= wanted:
+    if not chosen.all() and 2 * int(family_sizes[chosen].sum()) >= wanted:
         return Assignment(chosen[members], None, notes)
     longest = int(sizes.argmax())
     cut = int(sizes[longest]) - min(wanted, int(sizes[longest]) // 2)

@@ -11,8 +11,6 @@ import numpy as np
 
 from data.index import Shard, Split, SplitIndex, token_dtype
 
-SHARD_TOKENS = 1 << 27
-
 
 class SplitWriter:
     """Appends documents to a stream that is cut into files of at most `shard_tokens` tokens.
@@ -20,9 +18,7 @@ class SplitWriter:
     Use: `add` everything, then `close` once.
     """
 
-    def __init__(
-        self, folder: Path, split: Split, vocab_size: int, shard_tokens: int = SHARD_TOKENS
-    ) -> None:
+    def __init__(self, folder: Path, split: Split, vocab_size: int, shard_tokens: int) -> None:
         self._shards: list[Shard] = []
         self._tokens = 0
         self._folder = folder

@@ -19,7 +19,7 @@ from data.index import (
     token_dtype,
 )
 from data.tokenizer import Tokenizer
-from data.writer import SHARD_TOKENS, SplitWriter
+from data.writer import SplitWriter
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -90,9 +90,7 @@ def stream(tmp_path: Path) -> Callable[..., Path]:
         vocab_size = options.get("vocab_size", 100)
         splits = []
         for split in ("train", "validation"):
-            writer = SplitWriter(
-                folder, split, vocab_size, options.get("shard_tokens", SHARD_TOKENS)
-            )
+            writer = SplitWriter(folder, split, vocab_size, options.get("shard_tokens", 1000))
             for ids in documents:
                 writer.add(ids)
             splits.append(writer.close(text_bytes=1))
@@ -100,6 +98,12 @@ def stream(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def completed() -> Callable[..., Index]:
+    """Writes the index and a dummy tokenizer of a hand-made folder."""
+    return write_index
 
 
 def write_index(folder: Path, vocab_size: int, train, validation, pad_id: int = 3) -> Index:

@@ -10,6 +10,8 @@ import torch
 from data.module import PackedDataModule
 from data.packed import IGNORED, PackedSplit
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 
 @pytest.fixture
 def module(stream, data_config):
@@ -167,7 +169,7 @@ def test_lightning_continues_from_its_restored_step(stream, data_config, tmp_pat
             check_val_every_n_epoch=None,
             default_root_dir=tmp_path,
         )
-        data = PackedDataModule(folder, data_config(seq_len=4, workers=0), 3, val_rows=50)
+        data = PackedDataModule(folder, data_config(seq_len=4, workers=0), 3, val_rows=100)
         trainer.fit(model, data, ckpt_path=checkpoint, weights_only=False)
         trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return model
@@ -177,4 +179,4 @@ def test_lightning_continues_from_its_restored_step(stream, data_config, tmp_pat
     assert first.trained == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(5)]
     assert second.trained == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(5, 9)]
     rows = len(PackedSplit(folder, "validation", 4))
-    assert first.validated == [[*range(rows), *[-1] * (50 - rows)]]
+    assert first.validated == [[*range(rows), *[-1] * (100 - rows)]]

@@ -1,0 +1,301 @@
+"""Preparation: exact contents, nothing half written, no work twice, clear errors."""
+
+import gzip
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data.prepare
+from data.folder import building
+from data.index import read_index, verify_checksums
+from data.packed import PackedSplit
+from data.prepare import prepare
+from data.tokenizer import Tokenizer
+
+ROOT = Path(data.prepare.__file__).parents[1]
+
+
+@pytest.fixture
+def settings(data_config, tokenizer_config, text_folder):
+    """Data and tokenizer settings for the forty text files."""
+
+    def make(vocab_size=330, **changes):
+        changes = {"files": f"{text_folder}/*.txt", "seq_len": 64} | changes
+        changes.setdefault("validation_bytes", 5000)
+        return data_config(**changes), tokenizer_config(vocab_size=vocab_size)
+
+    return make
+
+
+def make(settings):
+    return prepare(*settings, progress=False)
+
+
+def stream_of(folder, split):
+    index = read_index(folder)
+    ids = [np.fromfile(folder / s.file, index.dtype) for s in index.split(split).shards]
+    return np.concatenate(ids), np.load(folder / index.split(split).offsets_file)
+
+
+def documents_of(folder, split):
+    """Texts of a split, read back from its tokens by the stored document starts."""
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    ids, starts = stream_of(folder, split)
+    parts = np.split(ids, starts[1:])
+    assert all(part[0] == tokenizer.bos_id and part[-1] == tokenizer.eos_id for part in parts)
+    return [tokenizer.decode(part.tolist()) for part in parts]
+
+
+def test_every_document_comes_back_exactly_once_and_in_order(settings, text_folder):
+    folder = make(settings())
+    texts = [p.read_bytes().decode() for p in sorted(text_folder.iterdir())]
+    train, validation = documents_of(folder, "train"), documents_of(folder, "validation")
+    assert train == [text for text in texts if text in train]
+    assert validation == [text for text in texts if text in validation]
+    assert sorted(train + validation) == sorted(texts)
+    assert folder.name.startswith("mytext-")
+
+
+def test_index_counts_agree_with_the_files(settings):
+    folder = make(settings())
+    index = read_index(folder)
+    verify_checksums(folder, index)
+    for split in ("train", "validation"):
+        ids, starts = stream_of(folder, split)
+        texts = documents_of(folder, split)
+        part = index.split(split)
+        assert (part.tokens, part.documents) == (len(ids), len(starts))
+        assert part.bytes == sum(len(text.encode()) for text in texts)
+        assert (ids == index.eos_id).sum() == (ids == index.bos_id).sum() == part.documents
+    assert index.validation.bytes >= 5000
+    texts = documents_of(folder, "validation")
+    expected = sum(len(gzip.compress(text.encode(), compresslevel=9)) for text in texts)
+    assert index.validation.gzip_bytes == expected
+    counts = Counter(stream_of(folder, "validation")[0].tolist())
+    del counts[index.bos_id]
+    total = sum(counts.values())
+    entropy = -sum(n / total * math.log(n / total) for n in counts.values())
+    assert index.validation.unigram_nats_per_token == pytest.approx(entropy, rel=1e-12)
+
+
+def test_special_strings_in_the_text_stay_text(settings, text_folder):
+    """The text files hold "</s>" many times; it never becomes the end token."""
+    folder = make(settings())
+    assert any("</s>" in text for text in documents_of(folder, "train"))
+
+
+def test_a_prepared_set_is_used_at_once_without_heavy_imports(settings):
+    arguments = settings()
+    folder = make(arguments)
+    stamp = (folder / "index.json").stat().st_mtime_ns
+    begin = time.perf_counter()
+    assert make(arguments) == folder
+    assert time.perf_counter() - begin < 5  # no preparation; about 0.01 s
+    assert (folder / "index.json").stat().st_mtime_ns == stamp
+    script = (
+        "import sys; from data.prepare import prepare; from data.config import *; import json;"
+        "d, t = json.loads(sys.argv[1]);"
+        "prepare(DataConfig(**d), TokenizerConfig(**t));"
+        "assert not {'datasets', 'torch', 'hydra', 'pandas', 'pyarrow'} & set(sys.modules)"
+    )
+    given = json.dumps([part.model_dump() for part in arguments])
+    subprocess.run([sys.executable, "-c", script, given], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"validation_bytes": 6000}, {"vocab_size": 320}],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_determines_the_contents_gives_another_folder(settings, change):
+    assert make(settings(**change)) != make(settings())
+
+
+@pytest.mark.parametrize("change", [{"seq_len": 32}, {"workers": 3}], ids=["seq_len", "workers"])
+def test_what_does_not_determine_the_contents_gives_the_same_folder(settings, change):
+    assert make(settings(**change)) == make(settings())
+
+
+def test_changed_text_gives_another_folder(settings, text_folder):
+    before = make(settings())
+    (text_folder / "07.txt").write_text("something else" * 100)
+    after = make(settings())
+    assert after != before
+    assert read_index(after).fingerprint != read_index(before).fingerprint
+
+
+def test_fingerprint_does_not_depend_on_place_or_time(settings, text_folder, tmp_path):
+    before = make(settings())
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(text_folder, copy)
+    after = make(settings(files=f"{copy}/*.txt"))
+    assert after != before
+    assert read_index(after).fingerprint == read_index(before).fingerprint
+
+
+def test_small_shards_and_parts_give_the_same_stream(settings, monkeypatch):
+    folder = make(settings())
+    expected = {split: stream_of(folder, split) for split in ("train", "validation")}
+    shutil.rmtree(folder)
+    monkeypatch.setattr("data.encode.SHARD_TOKENS", 1000)
+    monkeypatch.setattr("data.encode.BATCH_CHARACTERS", 700)
+    assert make(settings()) == folder
+    assert len(read_index(folder).train.shards) > 5
+    for split, (ids, starts) in expected.items():
+        again = stream_of(folder, split)
+        assert np.array_equal(again[0], ids)
+        assert np.array_equal(again[1], starts)
+
+
+# --- killed and failing runs
+
+
+def failing_prepare(arguments, kill):
+    import data.prepare
+
+    def stop(*_):
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("stopped")
+
+    data.prepare.unigram_entropy = stop  # after the shards, before the index
+    make(arguments)
+
+
+def test_a_killed_preparation_leaves_no_data_set_and_the_next_run_succeeds(settings):
+    arguments = settings()
+    root = Path(arguments[0].root)
+    process = multiprocessing.get_context("fork").Process(
+        target=failing_prepare, args=(arguments, True)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [entry.name.startswith(".partial-") for entry in root.iterdir()] == [True]
+    other = make(settings(seed=5))  # also removes what the killed run left
+    assert list(root.iterdir()) == [other]
+    folder = make(arguments)
+    assert sorted(root.iterdir()) == sorted([folder, other])
+    verify_checksums(folder, read_index(folder))
+
+
+def test_a_failing_preparation_leaves_nothing(settings, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(data.prepare, "unigram_entropy", fail)
+    arguments = settings()
+    with pytest.raises(RuntimeError, match="stopped"):
+        make(arguments)
+    assert list(Path(arguments[0].root).iterdir()) == []
+
+
+def build_slowly(folder, results):
+    with building(folder) as temporary:
+        if temporary is not None:
+            time.sleep(0.3)
+            (temporary / "done").write_text("x")
+        results.put(temporary is not None)
+
+
+def test_of_several_processes_one_prepares_and_the_others_wait(tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    folder = tmp_path / "root" / "set"
+    processes = [context.Process(target=build_slowly, args=(folder, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(20)
+    assert sorted(results.get() for _ in processes) == [False, False, False, True]
+    assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
+    assert [entry.name for entry in folder.iterdir()] == ["done"]
+
+
+# --- an explicit folder
+
+
+def test_an_explicit_folder_is_used_with_its_own_tokenizer(settings, tmp_path):
+    folder = make(settings())
+    moved = folder.rename(tmp_path / "moved")
+    assert make(settings(files=None, dir=str(moved), vocab_size=999)) == moved
+    assert make(settings(dir=str(moved))) == moved
+
+
+def test_an_explicit_folder_from_another_source_is_refused(settings, text_folder):
+    folder = make(settings())
+    (text_folder / "07.txt").write_text("changed")
+    with pytest.raises(ValueError, match=r"was prepared from .*Type data\.files=null"):
+        make(settings(dir=str(folder)))
+
+
+def test_an_explicit_folder_that_is_none_is_refused(settings, tmp_path):
+    with pytest.raises(ValueError, match=r"is not a prepared data set: it has no index\.json"):
+        make(settings(files=None, dir=str(tmp_path)))
+
+
+# --- small corpora
+
+
+def test_one_document_is_cut_in_two(settings, tmp_path):
+    text = "".join(f"line {i} of the only text\n" for i in range(300))
+    (tmp_path / "one.txt").write_text(text)
+    folder = make(settings(files=str(tmp_path / "one.txt"), vocab_size=283))
+    (train,), (validation,) = documents_of(folder, "train"), documents_of(folder, "validation")
+    assert train + validation == text
+    assert train.endswith("\n")
+    assert 0.05 < len(validation) / len(text) < 0.15
+    assert any("longest" in note for note in read_index(folder).notes)
+    assert folder.name.startswith("one-")
+
+
+def test_a_small_corpus_gives_a_tenth_and_says_so(settings, capsys):
+    folder = make(settings(validation_bytes=400_000))
+    index = read_index(folder)
+    assert 0.08 < index.validation.bytes / (index.validation.bytes + index.train.bytes) < 0.2
+    assert "less than 4 x data.validation_bytes=400000" in index.notes[0]
+    assert index.notes[0] in capsys.readouterr().err
+
+
+def test_a_corpus_that_fills_no_row_is_refused_with_numbers(settings):
+    folder = make(settings())
+    tokens = read_index(folder).train.tokens
+    with pytest.raises(ValueError, match=rf"{tokens} training tokens.*data.seq_len={tokens - 1} "):
+        make(settings(seq_len=tokens))
+    assert make(settings(seq_len=tokens - 1)) == folder
+    assert len(PackedSplit(folder, "train", tokens - 1)) == 1
+
+
+def test_too_large_a_vocabulary_is_refused_and_leaves_nothing(settings):
+    arguments = settings(vocab_size=30_000)
+    with pytest.raises(ValueError, match=r"largest possible value is \d+"):
+        make(arguments)
+    assert list(Path(arguments[0].root).iterdir()) == []
+
+
+# --- the embedded corpus
+
+
+def test_the_standard_library_prepares_in_seconds(data_config, tokenizer_config):
+    folder = prepare(data_config(), tokenizer_config(), progress=False)
+    index = read_index(folder)
+    assert folder.name.startswith("stdlib-")
+    assert index.vocab_size == 4096
+    assert index.validation.bytes >= 400_000
+    assert index.train.bytes > 8_000_000
+    assert 2.5 < index.train.bytes / index.train.tokens < 4.5
+    texts = documents_of(folder, "validation")
+    import encodings.cp1252
+
+    assert Path(encodings.cp1252.__file__).read_text() not in texts

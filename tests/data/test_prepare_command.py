@@ -1,0 +1,70 @@
+"""`python -m data.prepare`: one good run, one with a user's mistake; the shipped settings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.config import DataConfig, TokenizerConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*overrides):
+    return subprocess.run(
+        [sys.executable, "-m", "data.prepare", *overrides], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_the_command_prepares_files_and_prints_a_summary(text_folder, tmp_path):
+    before = set(ROOT.iterdir())
+    done = command(
+        f"data.files=[{text_folder}/0*.txt,{text_folder}/1*.txt]",
+        f"data.root={tmp_path}/out",
+        "data.seq_len=64",
+        "data.validation_bytes=4e3",
+        "tokenizer.vocab_size=330",
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "out").iterdir()
+    assert f"written to  {folder}" in done.stdout
+    assert "gzip -9" in done.stdout
+    assert set(ROOT.iterdir()) == before
+
+
+def test_a_mistake_ends_the_command_with_one_error(tmp_path):
+    done = command("data=files", f"data.files={tmp_path}/*.jsonl", f"data.root={tmp_path}/out")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: data.files={tmp_path}/*.jsonl matches no file")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+REQUIRED = {"files": "a.txt", "hub": "owner/name", "prepared": "prepared/x", "stdlib": None}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf/data").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_data_settings_are_complete(path):
+    values = yaml.safe_load(path.read_text())
+    assert list(values) == list(DataConfig.model_fields)
+    missing = [key for key, value in values.items() if value == "???"]
+    assert missing == [{"prepared": "dir"}.get(path.stem, path.stem)] * (path.stem != "stdlib")
+    DataConfig(**(values | dict.fromkeys(missing, REQUIRED[path.stem])))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "conf/tokenizer").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_shipped_tokenizer_settings_are_complete(path):
+    values = yaml.safe_load(path.read_text())
+    assert list(values) == list(TokenizerConfig.model_fields)
+    TokenizerConfig(**values)
+
+
+def test_two_sources_are_refused(data_config):
+    with pytest.raises(ValueError, match=r"both given.*data\.files=null or data\.hub=null"):
+        data_config(files="a.txt", hub="owner/name")
+    with pytest.raises(ValueError, match="empty list"):
+        data_config(files=[])

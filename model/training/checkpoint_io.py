@@ -26,8 +26,11 @@ PARTIAL = ".partial"
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read."""
+class CheckpointError(ValueError):
+    """A checkpoint could not be written or read.
+
+    A ValueError because the user can mend it: commands print it as one sentence, without the stack.
+    """
 
 
 class CheckpointFiles(CheckpointIO):

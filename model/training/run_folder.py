@@ -24,7 +24,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel
@@ -60,6 +60,16 @@ class RunFolder:
         self.plots = self.path / "plots"
         self.wandb_id_file = self.path / "wandb_id"
         self.summary_file = self.path / "summary.json"
+
+    @classmethod
+    def named(cls, root: Path | str, name: str) -> Self:
+        """The folder of the run `name` among those in `root`.
+
+        Raises:
+            ValueError: `name` is no valid run name (a path such as a/b is none).
+        """
+        check_run_name(name)
+        return cls(Path(root) / name)
 
     @property
     def name(self) -> str:

@@ -46,8 +46,7 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self.restore()
 
     @property
     def exit_code(self) -> int:
@@ -58,6 +57,11 @@ class Stop:
         """Sets the handlers, again when another library has put its own in their place."""
         for number in SIGNALS:
             signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Puts the earlier handlers back, for work after training that may just be interrupted."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def request(self, signal_number: int) -> None:
         """Requests a stop as if the signal had come."""

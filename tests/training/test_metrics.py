@@ -133,7 +133,9 @@ def test_a_validation_that_was_done_is_not_repeated(tmp_path):
 def test_a_finished_run_changes_nothing(tmp_path):
     fit(tmp_path, val_check_interval=5)
     before = (tmp_path / "metrics.jsonl").read_text()
-    recorder, _ = fit(tmp_path, resume=True, val_check_interval=5)
+    recorder, metrics = fit(tmp_path, resume=True, val_check_interval=5)
+    assert metrics.tokens == 20 * TOKENS_PER_STEP
+    assert metrics.train_seconds > 0
     assert (tmp_path / "metrics.jsonl").read_text() == before
     assert recorder.rows == []
 

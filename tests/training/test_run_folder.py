@@ -83,11 +83,13 @@ def test_changed_lists_missing_new_and_retyped_keys():
 def test_names_that_leave_the_folder_are_refused(name):
     with pytest.raises(ValueError, match=r"run\.name"):
         check_run_name(name)
+    with pytest.raises(ValueError, match=r"run\.name"):
+        RunFolder.named("runs", name)
 
 
 def test_usual_names_are_accepted():
     for name in ("gla-small-1", "2048_wide.v2", "lr=3e-4,seed=1"):
-        check_run_name(name)
+        assert RunFolder.named("runs", name).path == Path("runs") / name
 
 
 def test_a_killed_start_leaves_nothing_that_blocks(tmp_path):

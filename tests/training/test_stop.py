@@ -105,6 +105,14 @@ def test_previous_handlers_come_back(tmp_path):
     assert stop.signal_number == signal.SIGTERM
 
 
+def test_handlers_can_be_put_back_before_the_end():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Stop() as stop:
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+        stop.restore()
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
 def test_a_second_interrupt_quits_at_once():
     script = (
         "import os, signal\n"

@@ -1,44 +1,78 @@
 """Continues a text with a trained model: python generate.py run=quickstart prompt="def "
 
-The text streams to the terminal as it is made. Decoding carries the recurrent states and KV cache,
-so its memory does not grow for linear mixers and windows.
+The text streams to the terminal as it is made. Decoding carries the recurrent states and the KV
+cache, so its memory does not grow for linear mixers and windows.
 """
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from conf.cli import hydra_main
 from conf.schema import GenerateSettings
 
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
+    from model.network import LanguageModel
+
 
 @hydra_main("generate", GenerateSettings, free_text=("prompt",))
 def main(settings: GenerateSettings) -> None:
-    import torch
-
+    from data.index import TOKENIZER_FILE
     from data.tokenizer import Tokenizer
-    from model.sampling import generate
     from model.training.device import pick_device
     from model.training.load import find_checkpoint, load_model
 
     device = pick_device(settings.device)
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
-    tokenizer = Tokenizer.load(folder.path / "tokenizer.model")
+    tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
     model, _ = load_model(path, device)
-
-    prompt = [tokenizer.bos_id, *tokenizer.encode(settings.prompt)]
-    tokens = generate(
+    print(settings.prompt, end="", flush=True)
+    for text in continuation(
         model,
-        torch.tensor([prompt], device=device),
+        tokenizer,
+        settings.prompt,
         settings.max_new_tokens,
-        eos_id=tokenizer.eos_id,
-        pad_id=tokenizer.pad_id,
+        settings.seed,
         temperature=settings.temperature,
         top_k=settings.top_k,
         top_p=settings.top_p,
-        generator=torch.Generator(device).manual_seed(settings.seed),
-    )
-    print(settings.prompt, end="", flush=True)
+    ):
+        print(text, end="", flush=True)
+    print()
+
+
+def continuation(
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    prompt: str,
+    max_new_tokens: int,
+    seed: int,
+    **options,
+) -> Iterator[str]:
+    """Yields the text that follows `prompt`, piece by piece, never half a character.
+
+    Args:
+        prompt: any text; the document starts with it.
+        options: temperature, top_k, top_p, see `model.sampling`.
+    """
+    import torch
+
+    from model.sampling import generate
+
+    device = model.embedding.weight.device
+    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     stream = tokenizer.stream()
-    for token in tokens:
-        print(stream.push(int(token)), end="", flush=True)
-    print(stream.flush())
+    for token in generate(
+        model,
+        torch.tensor([ids], device=device),
+        max_new_tokens,
+        eos_id=tokenizer.eos_id,
+        pad_id=tokenizer.pad_id,
+        generator=torch.Generator(device).manual_seed(seed),
+        **options,
+    ):
+        yield stream.push(int(token))
+    yield stream.flush()
 
 
 if __name__ == "__main__":

@@ -75,6 +75,9 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command starts again", file=sys.stderr)
+        sys.exit(130)
 
 
 def validate(cfg: Any, schema: type[BaseModel]) -> Any:

@@ -65,9 +65,9 @@ def _walk(
     node = values
     candidates: list[Any] = [schema]
     for part in location:
-        if isinstance(node, dict) and part in node:
-            next_node = node[part]
-        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+        if (isinstance(node, dict) and part in node) or (
+            isinstance(node, list) and isinstance(part, int) and part < len(node)
+        ):
             next_node = node[part]
         elif part is location[-1] and _field(candidates, part) is not None:
             next_node = None

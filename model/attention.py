@@ -95,6 +95,4 @@ def _one_document(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    return F.scaled_dot_product_attention(
-        q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options
-    )
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options)

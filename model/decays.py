@@ -90,7 +90,9 @@ class GLADecay(nn.Module):
         key_dim = self.up.out_features
         # Every head gets the whole range: channels of one head forget at different speeds.
         memory = _log_spaced(self.memory, key_dim // self.heads).repeat(self.heads)
-        log_gate = -self.temperature / memory  # logsigmoid(b), so b = log_gate - log(1 - e^log_gate)
+        log_gate = (
+            -self.temperature / memory
+        )  # logsigmoid(b), so b = log_gate - log(1 - e^log_gate)
         with torch.no_grad():
             self.up.bias.copy_(log_gate - torch.log(-torch.expm1(log_gate)))
 

@@ -92,7 +92,9 @@ class ShortConv(nn.Module):
         kept = None
         if keep_state:
             if numbers is None:
-                numbers = F.pad(x_btd.new_zeros((batch, length), dtype=torch.int64), (past, 0), value=-1)
+                numbers = F.pad(
+                    x_btd.new_zeros((batch, length), dtype=torch.int64), (past, 0), value=-1
+                )
             start = padded.shape[1] - past
             kept = ConvState(padded[:, start:].clone(), numbers[:, start:].clone())
         return F.silu(y), kept

@@ -1,12 +1,12 @@
 """The layer pattern: one string that lists the mixer of every block.
 
-    pattern := item item ...            blocks, first to last
-    item    := block | block * COUNT    repeated
-    block   := branch | branch + branch ...   parallel branches of one block
-             | ( pattern )              a group
+pattern := item item ...            blocks, first to last
+item    := block | block * COUNT    repeated
+block   := branch | branch + branch ...   parallel branches of one block
+         | ( pattern )              a group
 
-    >>> expand("(gla gla softmax)*2 gla+window")
-    [('gla',), ('gla',), ('softmax',), ('gla',), ('gla',), ('softmax',), ('gla', 'window')]
+>>> expand("(gla gla softmax)*2 gla+window")
+[('gla',), ('gla',), ('softmax',), ('gla',), ('gla',), ('softmax',), ('gla', 'window')]
 """
 
 import difflib

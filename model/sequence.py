@@ -4,6 +4,7 @@ Rows may hold several packed documents; `segments` numbers them. Convolutions, p
 masks and the kernels all take the numbers from here, so that no document sees another.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -73,7 +74,7 @@ class SequenceInfo:
             length = self.segments.shape[1]
             for row in changed:
                 cuts = [0, *(row.nonzero().flatten() + 1).tolist(), length]
-                self._ranges.append(list(zip(cuts[:-1], cuts[1:], strict=True)))
+                self._ranges.append(list(itertools.pairwise(cuts)))
         return self._ranges
 
 

@@ -115,3 +115,19 @@ class TrainerSettings(Settings):
                 "trainer.batch_tokens"
             )
         return self
+
+
+def total_steps(trainer: TrainerSettings, seq_len: int) -> int:
+    """Optimizer steps of the run: `trainer.tokens` rounded up to whole steps.
+
+    Raises:
+        ValueError: a step is not a whole number of rows.
+    """
+    rows, rest = divmod(trainer.batch_tokens, seq_len)
+    if rest or not rows:
+        lower, upper = max(rows, 1) * seq_len, (rows + 1) * seq_len
+        raise ValueError(
+            f"trainer.batch_tokens={trainer.batch_tokens} is not a whole number of rows of "
+            f"data.seq_len={seq_len}; use {' or '.join(str(n) for n in sorted({lower, upper}))}"
+        )
+    return -(-trainer.tokens // trainer.batch_tokens)

@@ -1,9 +1,33 @@
 """Where and in which precision to train, decided by looking at the machine."""
 
+import os
 import shutil
 import time
+from typing import Any
 
 import torch
+
+from model.training.config import TrainerSettings
+
+
+def resolve(
+    trainer: TrainerSettings, device: torch.device, saved: dict[str, Any] | None
+) -> TrainerSettings:
+    """Replaces `auto` by what it means here; a continued run keeps what it started with.
+
+    Args:
+        saved: the `trainer` section of the run that is continued, None for a new one.
+    """
+    precision, compiled = trainer.precision, trainer.compile
+    if saved is not None:
+        precision = saved["precision"] if precision == "auto" else precision
+        compiled = saved["compile"] if compiled == "auto" else compiled
+    return trainer.model_copy(
+        update={
+            "precision": pick_precision(precision, device),
+            "compile": "on" if pick_compile(compiled, device) else "off",
+        }
+    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -63,6 +87,4 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 
 def _compiler() -> str:
-    import os
-
     return os.environ.get("CXX", "g++")

@@ -16,6 +16,7 @@ from model.training.loss import IGNORED, chunked_cross_entropy
 def summed_loss(
     model: LanguageModel,
     batches: Iterable[dict[str, Tensor]],
+    count: int,
     device: torch.device,
     precision: str,
     chunk: int = 1024,
@@ -24,13 +25,14 @@ def summed_loss(
 
     Args:
         batches: dicts of int64 [rows, T]: tokens, labels, segments.
+        count: how many there are, for the progress bar.
         precision: as the trainer's, `32-true` or `bf16-mixed`.
         chunk: tokens whose logits exist at a time.
     """
     was_training = model.training
     model.eval()
     nats, targets = 0.0, 0
-    for batch in tqdm(batches, "validation", leave=False, disable=not sys.stderr.isatty()):
+    for batch in tqdm(batches, "validation", count, leave=False, disable=not sys.stderr.isatty()):
         tokens, labels, segments = (batch[n].to(device) for n in ("tokens", "labels", "segments"))
         with autocast(precision, device):
             hidden = model.hidden(tokens, segments).flatten(0, 1)

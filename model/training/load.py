@@ -8,7 +8,7 @@ import torch
 from conf.cli import check
 from model.config import ModelSettings
 from model.network import LanguageModel
-from model.training.architecture import canonical
+from model.training.architecture import canonical, fitted_state
 from model.training.checkpoint_io import load
 from model.training.checkpoints import best, latest
 from model.training.run_folder import RunFolder
@@ -65,3 +65,21 @@ def network_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
         for name, short in names.items()
         if short.startswith(_PREFIX)
     }
+
+
+def load_weights(model: LanguageModel, source: str, root: str) -> None:
+    """Starts `model` from the weights of another run.
+
+    Args:
+        source: a run's name in `root`, its folder, or a checkpoint file.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it is of another architecture.
+    """
+    path = Path(source)
+    if not path.is_file():
+        parent, name = (str(path.parent), path.name) if path.is_dir() else (root, source)
+        _, path = find_checkpoint(parent, name, "latest")
+    checkpoint = load(path)
+    checkpoint["state_dict"] = network_weights(checkpoint)
+    model.load_state_dict(fitted_state(model, checkpoint, model.settings.model_dump(mode="json")))

@@ -65,9 +65,7 @@ def test_gradients_through_two_chunks_equal_those_of_one_call(cut):
     expected = torch.autograd.grad((y * slope).sum(), [whole, module.weight])
     first, state = module(parts[:, :cut], segments[:, :cut], keep_state=True)
     second, _ = module(parts[:, cut:], segments[:, cut:], state)
-    got = torch.autograd.grad(
-        (torch.cat((first, second), 1) * slope).sum(), [parts, module.weight]
-    )
+    got = torch.autograd.grad((torch.cat((first, second), 1) * slope).sum(), [parts, module.weight])
     for a, b in zip(got, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 

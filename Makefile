@@ -1,0 +1,32 @@
+# `make train` and `make test` do everything, from a machine with Python 3.11, make and git.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: train test format clean
+
+# Trains the quickstart model; giving the command again continues it.
+train: $(INSTALLED)
+	$(BIN)/python train.py
+
+# Lint, format check, all tests. One thread per test process: the processes share the cores.
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(INSTALLED): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: $(PYTHON) is too old: Braid needs Python 3.11 or newer; make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	touch $(INSTALLED)
+
+# Removes the environment; runs/ and prepared/ stay.
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache

@@ -1,0 +1,110 @@
+"""Every YAML file of every group composes, is valid, builds what it describes, and is read."""
+
+import ast
+import typing
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+from conf.cli import CONF
+from conf.schema import EvalSettings, GenerateSettings, TrainSettings
+from data.config import PrepareSettings
+from model.network import LanguageModel
+from model.training.config import total_steps
+from model.training.optimizers import build_optimizer
+from model.training.schedules import check_schedule, learning_rate_factor
+from tests.composing import composed
+
+CHOICES = sorted(
+    (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name != "mixer"
+)
+NEEDED = {  # what a file leaves to the user on purpose
+    ("data", "files"): ["data.files=text/*.txt"],
+    ("data", "hub"): ["data.hub=someone/something"],
+    ("data", "prepared"): ["data.dir=prepared/something"],
+}
+COMMANDS = {
+    "train": TrainSettings,
+    "generate": GenerateSettings,
+    "eval": EvalSettings,
+    "prepare": PrepareSettings,
+}
+
+
+def instantiate(settings: TrainSettings) -> LanguageModel:
+    """Builds what `train.py` would, without memory for the weights."""
+    with torch.device("meta"):
+        model = LanguageModel(settings.model, 32_768)
+        build_optimizer(settings.optimizer, model)
+    total = total_steps(settings.trainer, settings.data.seq_len) * settings.trainer.batch_tokens
+    check_schedule(settings.schedule, total)
+    assert 0 <= learning_rate_factor(settings.schedule, total, total) < 1
+    return model
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_of_every_group_can_be_built(group, choice):
+    instantiate(composed(f"{group}={choice}", *NEEDED.get((group, choice), [])))
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (CONF / "mixer").glob("*.yaml")))
+def test_every_mixer_preset_can_be_built_and_used(preset):
+    model = instantiate(composed(f"model.layers={preset}"))
+    assert [block.name for block in model.blocks] == [preset]
+
+
+@pytest.mark.parametrize(
+    ("choice", "millions"), [("tiny", 7), ("60m", 60), ("340m", 340), ("1b3", 1300)]
+)
+def test_models_have_the_size_in_their_name(choice, millions):
+    settings = composed(f"model={choice}").model
+    with torch.device("meta"):
+        model = LanguageModel(settings, 4096 if choice == "tiny" else 32_768)
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.1)
+    kinds = {type(settings.mixers[name]).__name__ for b in model.blocks for name in [b.name]}
+    assert len(kinds) == 2, "the models are hybrids"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_valid_configuration(command):
+    composed(config=command, schema=COMMANDS[command])
+
+
+def test_every_yaml_file_is_a_command_or_a_choice():
+    roots = {path.stem for path in CONF.glob("*.yaml")}
+    assert roots == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_key_is_read_by_some_code(command):
+    unread = sorted(_fields(COMMANDS[command]) - _attributes_in_code())
+    assert not unread, f"no code reads {unread}"
+
+
+def _fields(model: type[BaseModel]) -> set[str]:
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        if name != "kind":  # the tag of a union: pydantic reads it
+            names.add(name)
+        for section in _models_in(field.annotation):
+            names |= _fields(section)
+    return names
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in typing.get_args(annotation) for found in _models_in(part)]
+
+
+def _attributes_in_code() -> set[str]:
+    """Names read as attributes anywhere but in the classes that declare the settings."""
+    root = CONF.parent
+    files = [*root.glob("*.py"), *root.glob("model/**/*.py"), *root.glob("data/**/*.py")]
+    names = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+    return names

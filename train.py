@@ -1,0 +1,240 @@
+"""Trains a hybrid language model: python train.py [group=choice ...] [key=value ...]
+
+    1. check every setting; nothing is written before they all hold
+    2. find the data set, or prepare it
+    3. build the model and print its layer table
+    4. open the run's folder: a new run, or the same command again continues it
+    5. train
+    6. validate on the whole held-out text; write a sample, plots and the summary
+
+`python train.py --cfg job` prints every setting, `python train.py --help` the choices.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from conf.cli import hydra_main
+from conf.schema import TrainSettings
+
+if TYPE_CHECKING:  # heavy imports wait until the settings hold
+    from pathlib import Path
+
+    from data.index import Index
+    from model.network import LanguageModel
+    from model.training.metrics import Metrics
+    from model.training.run_folder import RunFolder
+
+# What may differ when a run is continued: nothing here changes what is learned.
+MAY_CHANGE = (
+    "logger",
+    "data.root",
+    "data.workers",
+    "trainer.device",
+    "trainer.loss_chunk",
+    "trainer.validation_rows",
+    "trainer.checkpoint_every",
+    "trainer.keep_last",
+    "trainer.keep_every",
+)
+
+
+@hydra_main("train", TrainSettings, free_text=("model.layers",))
+def main(settings: TrainSettings) -> None:
+    from model.pattern import expand
+    from model.training.config import total_steps
+    from model.training.run_folder import RunFolder
+    from model.training.schedules import check_schedule
+
+    expand(settings.model.layers, settings.model.mixers)
+    steps = total_steps(settings.trainer, settings.data.seq_len)
+    check_schedule(settings.schedule, steps * settings.trainer.batch_tokens)
+    folder = RunFolder.named(settings.run.root, settings.run.name)
+
+    from data.binding import bind
+    from data.index import read_index
+    from data.prepare import prepare
+    from model.training.device import pick_device, resolve
+
+    device = pick_device(settings.trainer.device)
+    saved = folder.config()["trainer"] if folder.exists else None
+    trainer = resolve(settings.trainer, device, saved)
+    settings = settings.model_copy(update={"trainer": trainer})
+
+    data_folder = prepare(settings.data, settings.tokenizer)
+    index = read_index(data_folder)
+    model = build_model(settings, index)
+    folder.open(settings, MAY_CHANGE)
+    bind(folder.path, data_folder, index)
+    train(settings, folder, model, data_folder, index, steps)
+
+
+def build_model(settings: TrainSettings, index: "Index") -> "LanguageModel":
+    """The network with its first weights, or those of `run.init_from`; prints the layer table."""
+    import torch
+    from rich import print as rich_print
+
+    from model.layer_table import layer_table
+    from model.network import LanguageModel
+    from model.training.load import load_weights
+
+    torch.manual_seed(settings.seed)
+    model = LanguageModel(settings.model, index.vocab_size)
+    if settings.run.init_from is not None:
+        load_weights(model, settings.run.init_from, settings.run.root)
+    rich_print(layer_table(model, settings.data.seq_len))
+    return model
+
+
+def train(
+    settings: TrainSettings,
+    folder: "RunFolder",
+    model: "LanguageModel",
+    data_folder: "Path",
+    index: "Index",
+    steps: int,
+) -> None:
+    """Trains up to `steps` optimizer steps, from the run's newest checkpoint if there is one."""
+    _quiet_lightning()
+    import lightning as L
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from data.module import PackedDataModule
+    from model.training.catch_up import CatchUpValidation
+    from model.training.checkpoints import Checkpoints, latest
+    from model.training.device import pick_device
+    from model.training.metrics import Metrics
+    from model.training.module import TrainingModule
+    from model.training.progress import Progress
+    from model.training.stop import Stop, StopRequested
+    from model.training.stop_at_step import StopAtStep
+    from model.training.tracking import make_tracker
+
+    options = settings.trainer
+    validation = index.validation
+    module = TrainingModule(
+        model,
+        settings.optimizer,
+        settings.schedule,
+        options,
+        total_tokens=steps * options.batch_tokens,
+        validation_bytes_per_target=validation.bytes / (validation.tokens - validation.documents),
+    )
+    if options.compile == "on":
+        for block in model.blocks:
+            block.compile()
+    data = PackedDataModule(
+        data_folder,
+        settings.data,
+        options.batch_tokens // settings.data.seq_len,
+        val_rows=options.validation_rows,
+    )
+    tracker = make_tracker(settings.logger, folder, folder.config(), rank=0)
+    metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker)
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        options.checkpoint_every,
+        options.keep_last,
+        options.keep_every,
+        settings.model.model_dump(mode="json"),
+    )
+    trainer = L.Trainer(
+        accelerator=pick_device(options.device).type,
+        devices=1,
+        plugins=[LightningEnvironment()],
+        precision=options.precision,
+        max_steps=steps,
+        max_epochs=-1,
+        val_check_interval=options.validate_every,
+        check_val_every_n_epoch=None,
+        limit_val_batches=options.validation_batches,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        default_root_dir=folder.path,
+    )
+    with tracker:
+        with Stop() as stop:
+            trainer.callbacks += [
+                metrics,
+                Progress(),
+                checkpoints,
+                StopAtStep(stop, checkpoints),
+                CatchUpValidation(folder.metrics_file),
+            ]
+            try:
+                trainer.fit(module, data, ckpt_path=latest(folder.checkpoints))
+            except StopRequested as stopped:
+                print(stopped, file=sys.stderr)
+                sys.exit(stop.exit_code)
+        upload = [tracker.upload_command] if tracker.upload_command else []
+        values = finish(settings, folder, model, data_folder, metrics, trainer.global_step, upload)
+        tracker.summary(values)
+
+
+def finish(
+    settings: TrainSettings,
+    folder: "RunFolder",
+    model: "LanguageModel",
+    data_folder: "Path",
+    metrics: "Metrics",
+    steps: int,
+    upload: list[str],
+) -> dict[str, Any]:
+    """Validates on the whole held-out text; writes a sample, plots and the summary."""
+    from data.index import TOKENIZER_FILE
+    from data.tokenizer import Tokenizer
+    from eval import validation_scores
+    from generate import continuation
+    from model.training.checkpoints import latest
+    from model.training.plots import draw
+    from model.training.summary import summarize
+
+    options = settings.trainer
+    scores = validation_scores(
+        model, data_folder, settings.data.seq_len, options.validation_rows, options.precision
+    )
+    pictures = draw(
+        folder.metrics_file,
+        folder.plots,
+        {
+            "gzip -9": scores["gzip_bits_per_byte"],
+            "token frequencies": scores["unigram_bits_per_byte"],
+        },
+    )
+    model.eval()
+    tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
+    text = continuation(model, tokenizer, "", 300, settings.seed, temperature=0.8, top_p=0.95)
+    sample = folder.path / "sample.txt"
+    sample.write_text("".join(text) + "\n", encoding="utf-8")
+    return summarize(
+        folder,
+        **scores,
+        train_seconds=metrics.train_seconds,
+        tokens=metrics.tokens,
+        parameters=model.num_parameters(),
+        steps=steps,
+        files=[latest(folder.checkpoints), *pictures, sample],
+        next_commands=[
+            f'python generate.py run={folder.name} prompt="def "',
+            f"python eval.py run={folder.name}",
+            *upload,
+        ],
+    )
+
+
+def _quiet_lightning() -> None:
+    """Leaves only Lightning's warnings that say something about this run."""
+    import logging
+    import warnings
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    # Rows are read from memory maps: loader processes would only cost start-up time.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+
+
+if __name__ == "__main__":
+    main()

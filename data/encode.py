@@ -1,5 +1,6 @@
 """Turns the documents of one split into its files of token ids."""
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,11 +33,16 @@ def write_split(
 ) -> SplitIndex:
     """Writes every text as BOS, its tokens, EOS, and moves `bar` by the bytes of text.
 
-    Threads share the encoding; the result does not depend on their number.
+    Continues an interrupted call with the same arguments after its last complete shard. Threads
+    share the encoding; the result does not depend on their number.
     """
     writer = SplitWriter(folder, split, tokenizer.size, SHARD_TOKENS)
     threads = len(os.sched_getaffinity(0))
     text_bytes = 0
+    texts = iter(texts)
+    for text in itertools.islice(texts, writer.documents):  # written before an interruption
+        text_bytes += len(text.encode())
+        bar.update(len(text.encode()))
     for batch in _batches(texts, tokenizer):
         encoded = tokenizer.encode_parts([part.text for part in batch], threads)
         for part, ids in zip(batch, encoded, strict=True):

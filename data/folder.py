@@ -7,18 +7,20 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
 
 _PREFIX = ".partial-"
 
 
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path | None]:
-    """Gives an empty temporary folder next to `folder` that takes its name when the block ends
-    well.
+    """Gives a temporary folder next to `folder` that takes its name when the block ends well.
 
     Gives None if another process completed `folder` while this one waited for it. The temporary
-    folder is locked; those of killed processes, which are not, are removed. If the block fails,
-    nothing stays.
+    folder is locked meanwhile. A killed process leaves it as it is, for the next call with this
+    `folder` to continue; a block that ends with ValueError, a user's mistake, leaves nothing.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{_PREFIX}{folder.name}"
@@ -27,16 +29,44 @@ def building(folder: Path) -> Iterator[Path | None]:
             temporary.rmdir()
             yield None
             return
-        _remove_stale(temporary)
+        for other in sorted(folder.parent.glob(f"{_PREFIX}*")):
+            if other != temporary:
+                print(
+                    f"note: {other} belongs to a preparation that runs or was interrupted; the "
+                    "same command continues it. Delete it if it is not wanted.",
+                    file=sys.stderr,
+                )
         try:
-            _clear(temporary)
             yield temporary
-            _sync_folder(temporary)
-            temporary.rename(folder)
-            _sync_folder(folder.parent)
-        except BaseException:
+        except ValueError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        _sync_folder(temporary)
+        temporary.rename(folder)
+        _sync_folder(folder.parent)
+
+
+def write_atomically(path: Path, contents: bytes) -> None:
+    """Writes a file that is complete or not there at all, even after a crash."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(contents)
+        sync(file)
+    partial.rename(path)
+    _sync_folder(path.parent)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes a .npy file and forces it to disk."""
+    with path.open("wb") as file:
+        np.save(file, array)
+        sync(file)
+
+
+def sync(file: BinaryIO) -> None:
+    """Forces a file's contents to disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -76,24 +106,6 @@ def _is_open(folder: Path, descriptor: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(folder.stat(), os.fstat(descriptor))
     return False
-
-
-def _remove_stale(own: Path) -> None:
-    for other in own.parent.glob(f"{_PREFIX}*"):
-        if other == own:
-            continue
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            descriptor = os.open(other, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(other)
-            finally:
-                os.close(descriptor)
-
-
-def _clear(folder: Path) -> None:
-    for entry in folder.iterdir():
-        entry.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -136,6 +136,14 @@ def contents_fingerprint(tokenizer: str, *splits: SplitIndex) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+def files_of(index: Index) -> set[str]:
+    """Names of all files of a prepared folder."""
+    names = {INDEX_FILE, TOKENIZER_FILE}
+    for split in (index.train, index.validation):
+        names |= {split.offsets_file, *(shard.file for shard in split.shards)}
+    return names
+
+
 def read_index(folder: str | Path) -> Index:
     """Reads index.json and checks it against the sizes of the files and the tokenizer.
 

@@ -7,8 +7,9 @@ validation documents; train or load the tokenizer; encode; write index.json; ren
 
 The folder `<root>/<name>-<key>` is named after everything that determines its contents, so other
 settings or changed files give another folder. Everything is written under a temporary name in
-`root` and renamed when it is complete: a killed run leaves no data set, and the next run starts
-clean. Several processes may ask for the same data set at once; one prepares it, the others wait.
+`root` and renamed when it is complete: a killed run leaves no data set. The same command continues
+it: the copied text, the tokenizer and all complete shards are kept. Several processes may ask for
+the same data set at once; one prepares it, the others wait.
 """
 
 import gzip
@@ -22,7 +23,7 @@ from conf.cli import hydra_main
 from data.config import DataConfig, PrepareSettings, TokenizerConfig
 from data.encode import unigram_entropy, write_split
 from data.files import files_source
-from data.folder import building
+from data.folder import building, write_atomically
 from data.hub import hub_source
 from data.index import (
     FORMAT_VERSION,
@@ -31,6 +32,7 @@ from data.index import (
     Index,
     ValidationIndex,
     contents_fingerprint,
+    files_of,
     read_index,
     token_dtype,
     verify_checksums,
@@ -38,11 +40,10 @@ from data.index import (
 from data.report import summary
 from data.sources import Source
 from data.split import Assignment, assign
-from data.spool import Spool, byte_bar
+from data.spool import Spool, byte_bar, fill_spool
 from data.stdlib import stdlib_source
 from data.tokenizer import Tokenizer
 from data.vocabulary import sample_blocks
-from data.writer import sync
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = True) -> Path:
@@ -83,12 +84,9 @@ def _key(source: Source, data: DataConfig, tokenizer: TokenizerConfig) -> str:
 def _build(
     folder: Path, source: Source, data: DataConfig, config: TokenizerConfig, progress: bool
 ) -> Index:
-    spool = Spool(folder / "spool", source, data.seed, progress)
+    spool = fill_spool(folder, source, data.seed, progress)
     assignment = assign(spool.keys, spool.sizes, data.validation_bytes)
-    tokenizer = _tokenizer(spool, assignment, config)
-    with (folder / TOKENIZER_FILE).open("wb") as file:
-        file.write(tokenizer.model)
-        sync(file)
+    tokenizer = _tokenizer(folder / TOKENIZER_FILE, spool, assignment, config)
     with byte_bar("encoding", int(spool.sizes.sum()), progress) as bar:
         texts = partial(spool.texts, assignment)
         train = write_split(folder, "train", texts(validation=False), tokenizer, bar)
@@ -98,7 +96,6 @@ def _build(
         gzip_bytes=sum(len(gzip.compress(text.encode(), 9)) for text in texts(validation=True)),
         unigram_nats_per_token=unigram_entropy(folder, held_out, tokenizer),
     )
-    spool.path.unlink()
     index = Index(
         format_version=FORMAT_VERSION,
         dtype=token_dtype(tokenizer.size).name,
@@ -110,23 +107,33 @@ def _build(
         fingerprint=contents_fingerprint(tokenizer.fingerprint, train, validation),
         source=source.description,
         notes=assignment.notes,
-        rejected=spool.rejected,
-        longest=spool.longest,
+        rejected=spool.record.rejected,
+        longest=spool.record.longest,
         train=train,
         validation=validation,
     )
-    with (folder / INDEX_FILE).open("wb") as file:
-        file.write(index.model_dump_json(indent=2).encode())
-        sync(file)
+    write_atomically(folder / INDEX_FILE, index.model_dump_json(indent=2).encode())
+    keep = files_of(index)
+    for entry in folder.iterdir():
+        if entry.name not in keep:
+            entry.unlink()
     return index
 
 
-def _tokenizer(spool: Spool, assignment: Assignment, config: TokenizerConfig) -> Tokenizer:
+def _tokenizer(
+    path: Path, spool: Spool, assignment: Assignment, config: TokenizerConfig
+) -> Tokenizer:
+    """Trains or loads the tokenizer and saves it, unless that was done before."""
+    if path.exists():
+        return Tokenizer.load(path)
     if config.path is not None:
-        return Tokenizer.load(config.path)
-    total = int(spool.sizes[~assignment.validation].sum())
-    texts = spool.texts(assignment, validation=False)
-    return Tokenizer.train(sample_blocks(texts, total, config.sample_bytes), config)
+        tokenizer = Tokenizer.load(config.path)
+    else:
+        total = int(spool.sizes[~assignment.validation].sum())
+        texts = spool.texts(assignment, validation=False)
+        tokenizer = Tokenizer.train(sample_blocks(texts, total, config.sample_bytes), config)
+    write_atomically(path, tokenizer.model)
+    return tokenizer
 
 
 def _check_source(index: Index, folder: Path, data: DataConfig) -> None:

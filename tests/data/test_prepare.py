@@ -1,6 +1,7 @@
 """Preparation: exact contents, nothing half written, no work twice, clear errors."""
 
 import gzip
+import itertools
 import json
 import math
 import multiprocessing
@@ -18,7 +19,7 @@ import pytest
 
 import data.prepare
 from data.folder import building
-from data.index import read_index, verify_checksums
+from data.index import files_of, read_index, verify_checksums
 from data.packed import PackedSplit
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
@@ -161,44 +162,81 @@ def test_small_shards_and_parts_give_the_same_stream(settings, monkeypatch):
 # --- killed and failing runs
 
 
-def failing_prepare(arguments, kill):
-    import data.prepare
+def prepare_until_killed(arguments, writes):
+    """Prepares in small shards and dies at the given number of writes to disk."""
+    import data.encode
 
-    def stop(*_):
-        if kill:
+    data.encode.SHARD_TOKENS = 5000
+    fsync, done = os.fsync, itertools.count(1)
+
+    def counted(descriptor):
+        fsync(descriptor)
+        if next(done) == writes:
             os.kill(os.getpid(), signal.SIGKILL)
-        raise RuntimeError("stopped")
 
-    data.prepare.unigram_entropy = stop  # after the shards, before the index
+    os.fsync = counted
     make(arguments)
 
 
-def test_a_killed_preparation_leaves_no_data_set_and_the_next_run_succeeds(settings):
-    arguments = settings()
-    root = Path(arguments[0].root)
+def run_until_killed(arguments, writes):
     process = multiprocessing.get_context("fork").Process(
-        target=failing_prepare, args=(arguments, True)
+        target=prepare_until_killed, args=(arguments, writes)
     )
     process.start()
     process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert [entry.name.startswith(".partial-") for entry in root.iterdir()] == [True]
-    other = make(settings(seed=5))  # also removes what the killed run left
-    assert list(root.iterdir()) == [other]
-    folder = make(arguments)
-    assert sorted(root.iterdir()) == sorted([folder, other])
-    verify_checksums(folder, read_index(folder))
+    return process.exitcode
 
 
-def test_a_failing_preparation_leaves_nothing(settings, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("stopped")
-
-    monkeypatch.setattr(data.prepare, "unigram_entropy", fail)
+@pytest.mark.parametrize("writes", [1, 3, 7, 9, 20, 36, 40])
+def test_a_killed_preparation_leaves_no_data_set_and_is_continued(settings, monkeypatch, writes):
+    """Killed twice, it ends with the same data set as a single run."""
+    monkeypatch.setattr("data.encode.SHARD_TOKENS", 5000)
     arguments = settings()
-    with pytest.raises(RuntimeError, match="stopped"):
-        make(arguments)
-    assert list(Path(arguments[0].root).iterdir()) == []
+    folder = make(arguments)
+    expected = read_index(folder)
+    assert len(expected.train.shards) > 5
+    shutil.rmtree(folder)
+    for number in (writes, 6):
+        if not folder.exists():
+            assert run_until_killed(arguments, number) == -signal.SIGKILL
+            (entry,) = folder.parent.iterdir()
+            assert entry.name in (f".partial-{folder.name}", folder.name)
+    assert make(arguments) == folder
+    assert read_index(folder) == expected
+    verify_checksums(folder, expected)
+    assert {entry.name for entry in folder.iterdir()} == files_of(expected)
+
+
+def test_continuing_keeps_complete_shards(settings, monkeypatch):
+    monkeypatch.setattr("data.encode.SHARD_TOKENS", 5000)
+    arguments = settings()
+    assert run_until_killed(arguments, 25) == -signal.SIGKILL
+    (partial,) = Path(arguments[0].root).iterdir()
+    shards = sorted(partial.glob("train-*.bin"))
+    kept = {path.name: path.stat().st_mtime_ns for path in shards[:-1]}
+    assert len(kept) >= 2
+    folder = make(arguments)
+    assert {name: (folder / name).stat().st_mtime_ns for name in kept} == kept
+
+
+def test_what_another_interrupted_preparation_left_is_named(settings, capsys):
+    first, second = settings(), settings(seed=5)
+    assert run_until_killed(first, 3) == -signal.SIGKILL
+    make(second)
+    assert "was interrupted; the same command continues it" in capsys.readouterr().err
+    make(first)
+    assert len(list(Path(first[0].root).iterdir())) == 2
+
+
+def test_a_tokenizer_file_is_used_and_told_apart_by_its_contents(
+    settings, tokenizer, tokenizer_config, tmp_path
+):
+    data, _ = settings()
+    for name in ("a.model", "b.model"):
+        tokenizer.save(tmp_path / name)
+    folder = make((data, tokenizer_config(path=str(tmp_path / "a.model"))))
+    assert read_index(folder).tokenizer_fingerprint == tokenizer.fingerprint
+    assert make((data, tokenizer_config(path=str(tmp_path / "b.model")))) == folder
 
 
 def build_slowly(folder, results):

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ def write_split(
     share the encoding; the result does not depend on their number.
     """
     writer = SplitWriter(folder, split, tokenizer.size, SHARD_TOKENS)
-    threads = len(os.sched_getaffinity(0))
+    threads = os.cpu_count() if sys.platform == "darwin" else len(os.sched_getaffinity(0))
     text_bytes = 0
     texts = iter(texts)
     for text in itertools.islice(texts, writer.documents):  # written before an interruption

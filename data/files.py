@@ -129,7 +129,8 @@ def _loaded(
 def _matching(patterns: list[str]) -> list[Path]:
     found: set[str] = set()
     for pattern in patterns:
-        matches = glob.glob(os.path.expanduser(pattern), recursive=True)
+        path = os.path.expanduser(pattern)
+        matches = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
         files = [os.path.abspath(match) for match in matches if os.path.isfile(match)]
         if not files:
             folders = "; it matches folders only: type e.g. 'FOLDER/**/*.txt'" if matches else ""

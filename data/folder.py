@@ -11,6 +11,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+LOCK_FILE = ".lock"
+"""In the temporary folder; not to be removed by the block that fills it."""
+
 _PREFIX = ".partial-"
 
 
@@ -26,7 +29,7 @@ def building(folder: Path) -> Iterator[Path | None]:
     temporary = folder.parent / f"{_PREFIX}{folder.name}"
     with _locked(temporary):
         if folder.exists():
-            temporary.rmdir()
+            shutil.rmtree(temporary)
             yield None
             return
         for other in sorted(folder.parent.glob(f"{_PREFIX}*")):
@@ -43,6 +46,7 @@ def building(folder: Path) -> Iterator[Path | None]:
             raise
         _sync_folder(temporary)
         temporary.rename(folder)
+        (folder / LOCK_FILE).unlink()
         _sync_folder(folder.parent)
 
 
@@ -71,29 +75,29 @@ def sync(file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and locks it, waiting for other processes. A killed process keeps no
-    lock."""
+    """Makes the folder and locks it, waiting for other processes. A killed process keeps no lock.
+
+    The lock is a file opened for writing: over NFS, directories are locked for one machine only.
+    """
     while True:
         folder.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
+            file = (folder / LOCK_FILE).open("ab")
+        except FileNotFoundError:  # another process ended and removed or renamed the folder
             continue
-        try:
-            _lock(folder, descriptor)
-            if _is_open(folder, descriptor):
+        with file:
+            _lock(folder, file)
+            if _is_open(folder / LOCK_FILE, file):
                 yield
                 return
-        finally:
-            os.close(descriptor)
 
 
-def _lock(folder: Path, descriptor: int) -> None:
+def _lock(folder: Path, file: BinaryIO) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"note: waiting for another process that writes {folder}", file=sys.stderr)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         raise ValueError(
             f"{folder.parent} is on a file system without file locks ({error}). Write to a local "
@@ -101,10 +105,10 @@ def _lock(folder: Path, descriptor: int) -> None:
         ) from error
 
 
-def _is_open(folder: Path, descriptor: int) -> bool:
-    """Whether the folder is still the one that was opened: it may have been renamed or removed."""
+def _is_open(path: Path, file: BinaryIO) -> bool:
+    """Whether the file at `path` is still the one that was opened."""
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(folder.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     return False
 
 

@@ -23,7 +23,7 @@ from conf.cli import hydra_main
 from data.config import DataConfig, PrepareSettings, TokenizerConfig
 from data.encode import unigram_entropy, write_split
 from data.files import files_source
-from data.folder import building, write_atomically
+from data.folder import LOCK_FILE, building, write_atomically
 from data.hub import hub_source
 from data.index import (
     FORMAT_VERSION,
@@ -113,7 +113,7 @@ def _build(
         validation=validation,
     )
     write_atomically(folder / INDEX_FILE, index.model_dump_json(indent=2).encode())
-    keep = files_of(index)
+    keep = files_of(index) | {LOCK_FILE}
     for entry in folder.iterdir():
         if entry.name not in keep:
             entry.unlink()

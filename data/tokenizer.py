@@ -111,6 +111,7 @@ class Tokenizer:
 
     def parts(self, text: str, limit: int = PART_CHARACTERS) -> list[str]:
         """The escaped text, cut as `encode` describes. Joined they are the whole escaped text."""
+        assert limit >= 1, limit
         text = _escape(text)
         parts = []
         begin = 0

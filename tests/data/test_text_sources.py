@@ -60,6 +60,11 @@ def test_several_globs_are_sorted_and_each_file_is_read_once(tmp_path):
     assert texts(source) == ["a.md", "b.py", "c.txt", "deep/d.txt"]
 
 
+def test_a_path_that_exists_is_taken_literally(tmp_path):
+    (tmp_path / "a[1].txt").write_text("x")
+    assert texts(files_source([f"{tmp_path}/a[1].txt"], "text")) == ["x"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [("my text/*.jsonl", "my-text"), ("a/b.txt", "b"), ("x/**/*.py", "x"), ("*.txt", "files")],

@@ -66,7 +66,7 @@ def linear_attention(
         state: what an earlier call returned; None starts from nothing. Its parts must match this
             call: z is there exactly when `normalize` is set, segment exactly when `segments` is.
         chunk_size: tokens handled at once, >= 1; None picks a measured default. It changes speed
-            and rounding, not the result. Per-channel decays round it up to a power of two.
+            and rounding, not the result. Decays per token round it up to a power of two.
         backend: "auto", "torch" or "reference" (step by step).
 
     Returns:

@@ -14,7 +14,9 @@ from kernels.torch_backend.channel import channel_chunks
 from kernels.torch_backend.layout import document_masks, from_chunks, to_chunks
 from kernels.torch_backend.scalar import scalar_chunks
 
-DEFAULT_CHUNK = {"scalar": 64, "channel": 64}
+# Measured with benchmarks/torch_backend.py: small chunks waste less on the causal triangle, but
+# each has a state of its own, which is large when keys and values are wide.
+NARROW_WIDTH, NARROW_CHUNK, WIDE_CHUNK = 64, 32, 64
 STEPPED_LENGTH = 2  # up to here stepping beats building chunks
 
 
@@ -52,8 +54,12 @@ def _chunked(
     chunk_size: int | None,
 ) -> tuple[Tensor, LinearState]:
     length, value_width, work = q.shape[1], v.shape[3], work_dtype(v.dtype)
-    per_channel = decay is not None and decay.dim() == 4
-    chunk = _chunk_length(length, chunk_size, per_channel)
+    family = "constant" if decay is None or decay.dim() == 1 else "token"
+    family = "channel" if decay is not None and decay.dim() == 4 else family
+    if chunk_size is None:
+        narrow = max(q.shape[3], value_width) <= NARROW_WIDTH
+        chunk_size = NARROW_CHUNK if narrow else WIDE_CHUNK
+    chunk = _chunk_length(length, chunk_size, family)
     S, z, segment = empty_state(q, v, normalize) if state is None else state
     values = v
     if normalize:
@@ -64,11 +70,10 @@ def _chunked(
     queries, keys, values = (to_chunks(x, chunk, work) for x in (q, k, values))
     if scale != 1.0 and not normalize:
         queries = queries * scale
-    if per_channel:
-        gates = to_chunks(decay, chunk, work)
+    gates = decay if family == "constant" else to_chunks(decay, chunk, work)
+    if family == "channel":
         out, S = channel_chunks(queries, keys, values, gates, S, masks)
     else:
-        gates = to_chunks(decay, chunk, work) if decay is not None and decay.dim() == 3 else decay
         out, S = scalar_chunks(queries, keys, values, gates, S, masks, length)
     out = from_chunks(out, length)
     z = None
@@ -79,9 +84,10 @@ def _chunked(
     return out.to(v.dtype).contiguous(), LinearState(S, z, last)
 
 
-def _chunk_length(length: int, chunk_size: int | None, per_channel: bool) -> int:
-    """The chunk size asked for or the default, no longer than the row needs."""
-    if chunk_size is None:
-        chunk_size = DEFAULT_CHUNK["channel" if per_channel else "scalar"]
+def _chunk_length(length: int, chunk_size: int, family: str) -> int:
+    """The chunk size, no longer than the row needs.
+
+    Decays that differ from token to token are handled by halving: a power of two, rounded up.
+    """
     chunk = min(chunk_size, length)
-    return 1 << (chunk - 1).bit_length() if per_channel else chunk
+    return chunk if family == "constant" else 1 << (chunk - 1).bit_length()

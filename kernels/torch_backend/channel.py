@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.torch_backend.layout import DocumentMasks
+from kernels.torch_backend.layout import DocumentMasks, level_blocks
 from kernels.torch_backend.states import chunk_state_gradients, chunk_states
 
 
@@ -74,9 +74,8 @@ class _ChannelChunks(torch.autograd.Function):
             rights.append(right.clone())
             lefts.append(left.clone())
             wholes.append(totals)
-            _level_blocks(scores, half).copy_(
-                torch.bmm(rights[-1], lefts[-1].mT).view(q3.shape[0], -1, half, half)
-            )
+            block = _outer(rights[-1], lefts[-1])
+            level_blocks(scores, half).copy_(block.view(q3.shape[0], -1, half, half))
             right.mul_(totals[:, 0, None])
             left.mul_(totals[:, 1, None])
             whole = (totals[:, 0] * totals[:, 1]).view(q3.shape[0], -1, q3.shape[2])
@@ -141,11 +140,11 @@ def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, 
         if through is not None:
             # What reaches the right half's queries from before the block passes the left half,
             # what leaves the left half's keys for after the block passes the right half.
-            passing = torch.stack([(right * d_right).sum(1), (left * d_left).sum(1)], dim=1)
+            passing = torch.stack([_inner(right, d_right), _inner(left, d_left)], dim=1)
             through = passing.add_(through[:, None]).flatten(0, 1)
-        block = _level_blocks(d_scores, half).flatten(0, 1)
-        d_right.add_(torch.bmm(block, left))
-        d_left.add_(torch.bmm(block.mT, right))
+        block = level_blocks(d_scores, half).flatten(0, 1)
+        _add_product(d_right, block, left)
+        _add_product(d_left, block.mT, right)
     d_q.mul_(factors)
     d_decay = None if through is None else through.view_as(q3).addcmul_(q3, d_q).view_as(q)
     diagonal = d_scores.diagonal(dim1=1, dim2=2).unsqueeze(-1)
@@ -165,11 +164,26 @@ def _pairs_of_blocks(whole: Tensor) -> Tensor:
     return whole.view(-1, 2, whole.shape[-1])
 
 
-def _level_blocks(scores: Tensor, half: int) -> Tensor:
-    """View of [M, C, C] as the level's lower left blocks [M, C / (2 half), half, half]."""
-    count, chunk, _ = scores.shape
-    return scores.as_strided(
-        (count, chunk // (2 * half), half, half),
-        (chunk * chunk, 2 * half * (chunk + 1), chunk, 1),
-        half * chunk,
-    )
+# Batched products of matrices this small cost more to start than to compute.
+_TINY = 2
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    """[n, s, K], [n, s, K] -> [n, s, s], summed over K."""
+    if x.shape[1] > _TINY:
+        return torch.bmm(x, y.mT)
+    return (x[:, :, None] * y[:, None]).sum(-1)
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """[n, s, K], [n, s, K] -> [n, K], summed over tokens."""
+    return (x * y).squeeze(1) if x.shape[1] == 1 else (x * y).sum(1)
+
+
+def _add_product(target: Tensor, block: Tensor, x: Tensor) -> None:
+    """target [n, s, K] += block [n, s, s] @ x [n, s, K]."""
+    if x.shape[1] > _TINY:
+        target.add_(torch.bmm(block, x))
+        return
+    for token in range(x.shape[1]):
+        target.addcmul_(block[:, :, token, None], x[:, token, None])

@@ -56,3 +56,17 @@ def document_masks(
         reach_out=(tokens == last[..., None]).to(dtype).unsqueeze(2),
         carry=(incoming == last).to(dtype).unsqueeze(2),
     )
+
+
+def level_blocks(square: Tensor, half: int) -> Tensor:
+    """View of [M, C, C] as the blocks [M, C / (2 half), half, half] of one level of halving.
+
+    Every block of 2 half tokens contributes its lower left quarter: queries of its right half,
+    keys of its left half.
+    """
+    count, chunk, _ = square.shape
+    return square.as_strided(
+        (count, chunk // (2 * half), half, half),
+        (chunk * chunk, 2 * half * (chunk + 1), chunk, 1),
+        half * chunk,
+    )

@@ -1,9 +1,9 @@
 """Chunked recurrence with no decay, one decay per head, or one per head and token.
 
-Inside a chunk the weight of key j for query i is exp(g_{j+1} + ... + g_i). The C x C matrix of
-those sums is built as a sum of non-positive terms, never as a difference of prefixes, so it is
-accurate for any decay and its exponential never exceeds 1. The backward is written by hand: it
-keeps the scores and the states of the forward, and needs few passes over large tensors.
+Inside a chunk the weight of key j for query i is exp(g_{j+1} + ... + g_i). It is the exponential of
+a multiple of g, or a product of factors <= 1, never a ratio or the exponential of a difference of
+prefixes, so it is accurate for any decay. The backward is written by hand: it keeps the scores and
+the states of the forward, and needs few passes over large tensors.
 
 Axis letters: N chunks, B batch, H heads, C tokens of a chunk, K key width, V value width.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.torch_backend.layout import DocumentMasks
+from kernels.torch_backend.layout import DocumentMasks, level_blocks
 from kernels.torch_backend.states import chunk_state_gradients, chunk_states
 
 
@@ -39,7 +39,7 @@ def scalar_chunks(
 
     Args:
         q, k, v: [N, B, H, C, K or V], contiguous, zero in the padding after token `length`.
-        decay: None, [H] or [N, B, H, C] (zero in the padding).
+        decay: None, [H] or [N, B, H, C] (zero in the padding; then C is a power of two).
         initial: [B, H, K, V].
         masks: document masks, or None for one document.
         length: number of tokens before padding.
@@ -138,18 +138,7 @@ def _decay_weights(
             (ends[:, None, None] * decay).exp(),
         )
     else:
-        causal = (~future).to(q.dtype)
-        later = (lag > 0).to(q.dtype)
-        # [i, j] = sum over s of (s <= i) * g_s * (s > j); -inf above the diagonal
-        forbidden = q.new_zeros(()).masked_fill(future, -torch.inf)
-        steps = (decay[..., None] * later).flatten(0, 2)
-        inside = torch.baddbmm(forbidden, causal.expand(steps.shape), steps)
-        weights = Weights(
-            inside.exp_().view(*decay.shape, chunk),
-            (decay @ causal.mT).exp_(),
-            (decay @ later).exp_(),
-            decay.sum(-1).exp_(),
-        )
+        weights = _token_weights(decay)
     if masks is None:
         return weights
     return Weights(
@@ -157,6 +146,35 @@ def _decay_weights(
         masks.reach_in if weights.from_start is None else weights.from_start * masks.reach_in,
         masks.reach_out if weights.to_end is None else weights.to_end * masks.reach_out,
         masks.carry if weights.whole is None else weights.whole * masks.carry,
+    )
+
+
+def _token_weights(decay: Tensor) -> Weights:
+    """Weights of [N, B, H, C] log-decays, C a power of two, as products of exp(g) <= 1.
+
+    Built by halving, as for per-channel decays: the weight of a key of the left half for a query
+    of the right half is its decay to the middle times the query's decay from the middle.
+    """
+    chunk = decay.shape[3]
+    factors = decay.flatten(0, 2).exp()
+    inside = factors.new_zeros(*factors.shape, chunk)
+    inside.diagonal(dim1=1, dim2=2).fill_(1.0)
+    from_start, to_end, whole = factors.clone(), torch.ones_like(factors), factors
+    half = 1
+    while half < chunk:
+        right = from_start.view(-1, chunk // (2 * half), 2, half)[:, :, 1]
+        left = to_end.view(-1, chunk // (2 * half), 2, half)[:, :, 0]
+        totals = whole.view(-1, chunk // (2 * half), 2)
+        level_blocks(inside, half).copy_(right[..., None] * left[..., None, :])
+        right.mul_(totals[..., 0, None])
+        left.mul_(totals[..., 1, None])
+        whole = totals[..., 0] * totals[..., 1]
+        half *= 2
+    return Weights(
+        inside.view(*decay.shape, chunk),
+        from_start.view_as(decay),
+        to_end.view_as(decay),
+        whole.view(decay.shape[:3]),
     )
 
 
@@ -169,7 +187,7 @@ def _decay_gradient(
     j < s, and the whole chunk. Only sums, never a difference of sums that would drown small
     gradients in rounding. `length` is given for per-head decays, whose exponents are multiples.
     """
-    num_chunks, batch, heads, chunk = from_start.shape
+    num_chunks, _, _, chunk = from_start.shape
     position = torch.arange(chunk, device=pairs.device)
     lag = position[:, None] - position[None, :]
     if length is not None:
@@ -181,9 +199,30 @@ def _decay_gradient(
         return inside + start + end + (whole * ends[:, None, None]).sum((0, 1))
     causal = (lag >= 0).to(pairs.dtype)
     later = (lag > 0).to(pairs.dtype)
-    per_query = torch.bmm(causal.mT.expand(num_chunks * batch * heads, -1, -1), pairs.flatten(0, 2))
-    inside = (per_query.view_as(pairs) * later).sum(-1)
+    inside = _sum_over_spanning_pairs(pairs.flatten(0, 2)).view_as(from_start)
     return inside + from_start @ causal + to_end @ later.mT + whole[..., None]
+
+
+def _sum_over_spanning_pairs(pairs: Tensor) -> Tensor:
+    """[M, C, C], query by key -> [M, C]: for every token s the sum over pairs j < s <= i.
+
+    By halving: a pair of one level spans the tokens of the right half up to its query and those
+    of the left half after its key. Per token that is its query's pairs, the pairs of queries
+    after it and of keys before it; the latter two reach all tokens of smaller blocks alike.
+    """
+    count, chunk, _ = pairs.shape
+    of_queries, of_keys = pairs.new_zeros(2, count, chunk)
+    through = pairs.new_zeros(count, 1)
+    half = chunk // 2
+    while half:
+        right = of_queries.view(count, -1, 2, half)[:, :, 1]
+        left = of_keys.view(count, -1, 2, half)[:, :, 0]
+        through = torch.stack([through + right.sum(2), through + left.sum(2)], dim=2).flatten(1)
+        block = level_blocks(pairs, half)
+        right.add_(block.sum(3))
+        left.add_(block.sum(2))
+        half //= 2
+    return through + of_queries
 
 
 def _chunk_ends(num_chunks: int, chunk: int, length: int, like: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""A sentencepiece tokenizer that loses nothing: decode(encode(text)) == text for every Unicode
-text.
+"""A sentencepiece tokenizer that loses nothing: decode(encode(text)) == text, for all Unicode text.
 
 sentencepiece's defaults rewrite text (google/sentencepiece#520, #101, #863); `data.vocabulary`
 trains models without any normalisation and with byte fallback, and `Tokenizer` refuses loaded
 models that change text. One character is left that sentencepiece cannot tell from a space, its own
-marker U+2581. It is escaped: with E = U+E000 (private use), U+2581 becomes "Ea" and E itself
-becomes "Eb".
+marker U+2581. It is escaped: with E = U+E000 (private use), U+2581 becomes "Ea" and E itself "Eb".
+Models that `data.vocabulary` trained on text with tabs see U+E001 for a tab, and the reverse.
 
 Decoding is done here, over bytes, because sentencepiece decodes single ids without their context
 (google/sentencepiece#906, #1043): `decode` and the streaming decoder share one table id -> bytes.
@@ -21,7 +20,7 @@ from typing import Self
 import sentencepiece
 
 from data.config import TokenizerConfig
-from data.vocabulary import train_model
+from data.vocabulary import SWAP_TABS, TAB, train_model
 
 MARKER = "\u2581"
 ESCAPE = "\ue000"
@@ -64,6 +63,7 @@ class Tokenizer:
         self.pad_id: int = self._processor.pad_id()
         self._bytes = [self._bytes_of(id) for id in range(self.size)]
         self._pairs = self._adjacent_pairs()
+        self._swaps_tabs = any(TAB in self._processor.id_to_piece(id) for id in range(self.size))
         self._check(name)
 
     @classmethod
@@ -112,7 +112,7 @@ class Tokenizer:
     def parts(self, text: str, limit: int = PART_CHARACTERS) -> list[str]:
         """The escaped text, cut as `encode` describes. Joined they are the whole escaped text."""
         assert limit >= 1, limit
-        text = _escape(text)
+        text = self._swapped(text.replace(ESCAPE, ESCAPE + "b").replace(MARKER, ESCAPE + "a"))
         parts = []
         begin = 0
         while len(text) - begin > limit:
@@ -130,7 +130,12 @@ class Tokenizer:
 
         Raises ValueError on an id outside [0, size).
         """
-        return _unescape(b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace"))
+        return self.unescape(b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace"))
+
+    def unescape(self, text: str) -> str:
+        """Undoes the escaping; `text` must not end between an escape character and what follows."""
+        text = _UNESCAPE.sub(lambda match: MARKER if match[1] == "a" else ESCAPE, text)
+        return self._swapped(text)
 
     def stream(self) -> "StreamDecoder":
         """A decoder for ids that arrive one at a time."""
@@ -143,6 +148,11 @@ class Tokenizer:
                 f"Token id {id} is not one of this tokenizer's ids 0 to {self.size - 1}."
             )
         return self._bytes[id]
+
+    def _swapped(self, text: str) -> str:
+        if self._swaps_tabs and ("\t" in text or TAB in text):
+            return text.translate(SWAP_TABS)
+        return text
 
     def _bytes_of(self, id: int) -> bytes:
         piece = self._processor.id_to_piece(id)
@@ -205,7 +215,7 @@ class StreamDecoder:
     def _certain(self, text: str) -> str:
         text = self._held + text
         self._held = ESCAPE if text.endswith(ESCAPE) else ""
-        return _unescape(text.removesuffix(self._held))
+        return self._tokenizer.unescape(text.removesuffix(self._held))
 
 
 def check_unicode(text: str) -> None:
@@ -217,11 +227,3 @@ def check_unicode(text: str) -> None:
             f"The text holds the lone surrogate U+{ord(text[error.start]):04X} at character "
             f"{error.start}; that is not Unicode text and has no UTF-8 form. Replace or remove it."
         ) from None
-
-
-def _escape(text: str) -> str:
-    return text.replace(ESCAPE, ESCAPE + "b").replace(MARKER, ESCAPE + "a")
-
-
-def _unescape(text: str) -> str:
-    return _UNESCAPE.sub(lambda match: MARKER if match[1] == "a" else ESCAPE, text)

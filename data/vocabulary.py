@@ -1,9 +1,10 @@
 """Trains a sentencepiece model that keeps every character.
 
-The trainer itself drops text: lines longer than its limit, lines that hold U+2585 or NUL, which it
-uses internally, and never learns pieces across tabs. That is only a matter of the sample here:
-blocks are cut at such characters before training, and encoding falls back to bytes for whatever
-has no piece.
+The trainer uses the tab internally and can put none into a piece; code indented with tabs would
+cost a token per tab. Therefore tabs change places with U+E001 (private use), here and in
+`data.tokenizer`. The trainer also drops lines longer than its limit and lines that hold U+2585 or
+NUL. That is only a matter of the sample here: blocks are cut at such characters before training,
+and encoding falls back to bytes for whatever has no piece.
 """
 
 import io
@@ -15,6 +16,9 @@ import sentencepiece
 from data.config import TokenizerConfig
 
 BLOCK_CHARACTERS = 4000
+TAB = "\ue001"
+SWAP_TABS = {ord("\t"): TAB, ord(TAB): "\t"}
+"""For str.translate; its own inverse."""
 
 _RESERVED = re.compile("[\0\t\u2581\u2585\ue000]+")
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -80,7 +84,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 def _usable(blocks: Iterable[str]) -> Iterator[str]:
     for block in blocks:
-        yield from filter(None, _RESERVED.split(block))
+        yield from filter(None, _RESERVED.split(block.translate(SWAP_TABS)))
 
 
 def _explanation(message: str, config: TokenizerConfig) -> str:

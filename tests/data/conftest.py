@@ -42,8 +42,11 @@ def tokenizer_config() -> Callable[..., TokenizerConfig]:
 @pytest.fixture(scope="session")
 def code_text() -> str:
     """About 250 kB of Python source."""
-    return "".join(Path(name).read_text() for name in (random.__file__, yaml.__file__)) + "".join(
-        path.read_text() for path in sorted(Path(hashlib.__file__).parent.glob("a*.py"))
+    tabs = "all:\n\tcc -o x x.c\n\t\techo done\n" * 50
+    return (
+        tabs
+        + "".join(Path(name).read_text() for name in (random.__file__, yaml.__file__))
+        + "".join(path.read_text() for path in sorted(Path(hashlib.__file__).parent.glob("a*.py")))
     )
 
 

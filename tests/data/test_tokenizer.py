@@ -36,6 +36,7 @@ PROBES = [
     "\ufffd",
     "\x85\u2028\u2029",
     "\U0010ffff\ud7ff\ue001",
+    "\t\ue001\ue000b\t",
     "x</s>y",
     "<s>hi",
     "<doc>",
@@ -46,7 +47,7 @@ PROBES = [
 
 any_text = st.text(
     st.one_of(
-        st.sampled_from([*" \t\n\r\0", MARKER, ESCAPE, "a", "b", "é", "😀", "\u2585"]),
+        st.sampled_from([*" \t\n\r\0\ue001", MARKER, ESCAPE, "a", "b", "é", "😀", "\u2585"]),
         st.characters(exclude_categories=["Cs"]),
     ),
     max_size=60,
@@ -74,6 +75,21 @@ def test_text_never_yields_special_ids(any_tokenizer, text):
 def test_indentation_and_line_ends_are_single_tokens(tokenizer):
     assert len(tokenizer.encode("        ")) == 1
     assert len(tokenizer.encode(":\n")) == 1
+
+
+def test_indentation_by_tabs_is_learned(tokenizer_config):
+    text = "all:\n\tcc -o x x.c\n\t\techo done\n\t\t\tx\n" * 50
+    tokenizer = Tokenizer.train([text], tokenizer_config(vocab_size=300))
+    assert len(tokenizer.encode("\n\t\t\t")) == 1
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["a\tb", "a\ue001\t\t"])
+def test_tabs_come_back_from_a_model_that_never_saw_one(tokenizer_config, text):
+    config = tokenizer_config(vocab_size=300)
+    tokenizer = Tokenizer.train(["some text without the character, " * 9 + "and\nmore"], config)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("\t")) == 1
 
 
 def test_digits_are_split(tokenizer):
@@ -118,7 +134,7 @@ def test_saved_tokenizer_loads_again(tokenizer, tmp_path):
 def test_cut_encoding_equals_whole_encoding(tokenizer, code_text, limit):
     text = code_text[:20_000]
     parts = tokenizer.parts(text, limit)
-    assert "".join(parts) == text
+    assert tokenizer.unescape("".join(parts)) == text
     assert len(parts) > 20_000 / (limit + 60)
     assert tokenizer.encode(text, limit=limit) == tokenizer.encode(text, limit=len(text))
 

@@ -100,9 +100,7 @@ def test_a_prepared_set_is_used_at_once_without_heavy_imports(settings):
     arguments = settings()
     folder = make(arguments)
     stamp = (folder / "index.json").stat().st_mtime_ns
-    begin = time.perf_counter()
     assert make(arguments) == folder
-    assert time.perf_counter() - begin < 5  # no preparation; about 0.01 s
     assert (folder / "index.json").stat().st_mtime_ns == stamp
     script = (
         "import sys; from data.prepare import prepare; from data.config import *; import json;"

@@ -17,7 +17,7 @@ from kernels.torch_backend.scalar import scalar_chunks
 # Measured with benchmarks/torch_backend.py: small chunks waste less on the causal triangle, but
 # each has a state of its own, which is large when keys and values are wide.
 NARROW_WIDTH, NARROW_CHUNK, WIDE_CHUNK = 64, 32, 64
-STEPPED_LENGTH = 2  # up to here stepping beats building chunks
+STEPPED_LENGTH = 4  # up to here stepping beats building chunks
 
 
 def torch_attention(

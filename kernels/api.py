@@ -50,7 +50,9 @@ def linear_attention(
 
     Args:
         q, k: [B, T, H, K], feature maps already applied; any strides.
-        v: [B, T, H, V]; q, k and v share one dtype: bfloat16, float16, float32 or float64.
+        v: [B, T, H, V]; q, k and v share one dtype: bfloat16, float16, float32 or float64. Large
+            products take bfloat16 operands for bfloat16 inputs; for float16, whose range is too
+            small for long sums, float32 ones.
         decay: natural logarithm of D_t, float32 (float64 with float64 inputs), finite, <= 0.
             None, or [H] (constant per head), [B, T, H] (scalar per token), [B, T, H, K] (one per
             key channel). Values above 0 are a mistake that is not looked for: a check would stall

@@ -1,8 +1,11 @@
 """Chunked backend in plain torch operators: the fast path on CPUs, traceable by compilers.
 
 Everything large is a batched matrix product over [chunks * batch * heads]; states pass from
-chunk to chunk in sequence. 16-bit inputs are multiplied in float32: the products are those of
-16-bit operands with float32 sums, and CPUs without 16-bit units stay fast.
+chunk to chunk in sequence. bfloat16 inputs are multiplied as bfloat16, on any device (a CPU without
+bfloat16 units emulates that slowly); decays, weights, denominators, states and all sums across
+products stay float32. float16 inputs are multiplied in float32: sums over a long row leave the
+range of float16. So are bfloat16 inputs where rounded operands would show: for a learned decay per
+head, and in those gradients of a normalised output that are differences from a mean.
 """
 
 import torch
@@ -71,10 +74,11 @@ def _chunked(
     if scale != 1.0 and not normalize:
         queries = queries * scale
     gates = decay if family == "constant" else to_chunks(decay, chunk, work)
+    dtype = _operand_dtype(v.dtype, decay)
     if family == "channel":
-        out, S = channel_chunks(queries, keys, values, gates, S, masks)
+        out, S = channel_chunks(queries, keys, values, gates, S, masks, dtype, normalize)
     else:
-        out, S = scalar_chunks(queries, keys, values, gates, S, masks, length)
+        out, S = scalar_chunks(queries, keys, values, gates, S, masks, length, dtype, normalize)
     out = from_chunks(out, length)
     z = None
     if normalize:
@@ -82,6 +86,18 @@ def _chunked(
         S, z = S[..., :value_width], S[..., value_width]
     last = None if segments is None else segments[:, -1]
     return out.to(v.dtype).contiguous(), LinearState(S, z, last)
+
+
+def _operand_dtype(inputs: torch.dtype, decay: Tensor | None) -> torch.dtype:
+    """The type in which large products take their operands.
+
+    The gradient of a per-head decay sums signed terms over all tokens. They may cancel until
+    rounding dominates, so that call is multiplied in the working type.
+    """
+    learned_per_head = decay is not None and decay.dim() == 1 and decay.requires_grad
+    if inputs == torch.bfloat16 and not learned_per_head:
+        return inputs
+    return work_dtype(inputs)
 
 
 def _chunk_length(length: int, chunk_size: int, family: str) -> int:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kernels.torch_backend.layout import DocumentMasks, level_blocks
+from kernels.torch_backend.products import add_product, product, product_over_values
 from kernels.torch_backend.states import chunk_state_gradients, chunk_states
 
 
@@ -33,6 +34,8 @@ def channel_chunks(
     decay: Tensor,
     initial: Tensor,
     masks: DocumentMasks | None,
+    dtype: torch.dtype,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [N, B, H, C, V] and final state [B, H, K, V].
 
@@ -41,9 +44,10 @@ def channel_chunks(
         decay: [N, B, H, C, K], zero in the padding.
         initial: [B, H, K, V].
         masks: document masks, or None for one document.
+        dtype, normalize: operands of the large products, as in `products`.
     """
     masks = DocumentMasks(None, None, None, None) if masks is None else masks
-    return _ChannelChunks.apply(q, k, v, decay, initial, *masks)
+    return _ChannelChunks.apply(q, k, v, decay, initial, dtype, normalize, *masks)
 
 
 class _ChannelChunks(torch.autograd.Function):
@@ -55,6 +59,8 @@ class _ChannelChunks(torch.autograd.Function):
         v: Tensor,
         decay: Tensor,
         initial: Tensor,
+        dtype: torch.dtype,
+        normalize: bool,
         same: Tensor | None,
         reach_in: Tensor | None,
         reach_out: Tensor | None,
@@ -74,7 +80,7 @@ class _ChannelChunks(torch.autograd.Function):
             rights.append(right.clone())
             lefts.append(left.clone())
             wholes.append(totals)
-            block = _outer(rights[-1], lefts[-1])
+            block = _outer(rights[-1], lefts[-1], dtype)
             level_blocks(scores, half).copy_(block.view(q3.shape[0], -1, half, half))
             right.mul_(totals[:, 0, None])
             left.mul_(totals[:, 1, None])
@@ -88,9 +94,10 @@ class _ChannelChunks(torch.autograd.Function):
             keys.mul_(reach_out[..., None])
             whole = whole * carry[..., None]
         kept = whole.flatten(1, 2)[..., None]
-        states = chunk_states(keys, v, kept, initial)
-        out = torch.bmm(scores, v3)
-        out.baddbmm_(queries.flatten(0, 2), states[:-1].flatten(0, 1))
+        states = chunk_states(keys, v, kept, initial, dtype, normalize)
+        out = product(scores, v3, dtype, normalize)
+        add_product(out, queries.flatten(0, 2), states[:-1].flatten(0, 1), dtype, normalize)
+        ctx.dtype, ctx.normalize = dtype, normalize
         ctx.save_for_backward(
             q, k, v, factors, scores, states, queries, keys, kept,
             same, reach_in, reach_out, *rights, *lefts, *wholes,
@@ -108,23 +115,24 @@ def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, 
         q, k, v, factors, scores, states, queries, keys, kept,
         same, reach_in, reach_out, *levels,
     ) = ctx.saved_tensors  # fmt: skip
+    dtype, normalize = ctx.dtype, ctx.normalize
     chunk = q.shape[3]
     depth = len(levels) // 3
     rights, lefts, wholes = levels[:depth], levels[depth : 2 * depth], levels[2 * depth :]
     q3, k3, v3, d_out3 = (x.flatten(0, 2) for x in (q, k, v, d_out))
-    d_states = chunk_state_gradients(queries, d_out, kept, d_final)
+    d_states = chunk_state_gradients(queries, d_out, kept, d_final, dtype, normalize)
     d_outgoing = d_states[1:].flatten(0, 1)
 
-    d_scores = torch.bmm(d_out3, v3.mT)
+    d_scores = product_over_values(d_out3, v3, dtype, normalize)
     if same is not None:
         d_scores.view(*q.shape[:4], chunk).mul_(same)
-    d_v = torch.bmm(scores.mT, d_out3)
-    d_v.baddbmm_(keys.flatten(0, 2), d_outgoing)
+    d_v = product(scores.mT, d_out3, dtype, normalize)
+    add_product(d_v, keys.flatten(0, 2), d_outgoing, dtype, normalize)
 
     # Gradients of the decayed queries and keys, from the states down to the smallest blocks. The
     # diagonal comes last: it carries no decay.
-    d_q = torch.bmm(d_out3, states[:-1].flatten(0, 1).mT)
-    d_k = torch.bmm(v3, d_outgoing.mT)
+    d_q = product_over_values(d_out3, states[:-1].flatten(0, 1), dtype, normalize)
+    d_k = product_over_values(v3, d_outgoing, dtype, normalize)
     if same is not None:
         d_q.view_as(q).mul_(reach_in[..., None])
         d_k.view_as(k).mul_(reach_out[..., None])
@@ -143,15 +151,15 @@ def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, 
             passing = torch.stack([_inner(right, d_right), _inner(left, d_left)], dim=1)
             through = passing.add_(through[:, None]).flatten(0, 1)
         block = level_blocks(d_scores, half).flatten(0, 1)
-        _add_product(d_right, block, left)
-        _add_product(d_left, block.mT, right)
+        _add_block(d_right, block, left, dtype)
+        _add_block(d_left, block.mT, right, dtype)
     d_q.mul_(factors)
     d_decay = None if through is None else through.view_as(q3).addcmul_(q3, d_q).view_as(q)
     diagonal = d_scores.diagonal(dim1=1, dim2=2).unsqueeze(-1)
     d_q.addcmul_(diagonal, k3)
     d_k.addcmul_(diagonal, q3)
     d_initial = d_states[0].view_as(d_final).clone()
-    return d_q.view_as(q), d_k.view_as(k), d_v.view_as(v), d_decay, d_initial, *(None,) * 4
+    return d_q.view_as(q), d_k.view_as(k), d_v.view_as(v), d_decay, d_initial, *(None,) * 6
 
 
 def _halves(x: Tensor, half: int) -> Tensor:
@@ -168,10 +176,10 @@ def _pairs_of_blocks(whole: Tensor) -> Tensor:
 _TINY = 2
 
 
-def _outer(x: Tensor, y: Tensor) -> Tensor:
+def _outer(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """[n, s, K], [n, s, K] -> [n, s, s], summed over K."""
     if x.shape[1] > _TINY:
-        return torch.bmm(x, y.mT)
+        return product(x, y.mT, dtype)
     return (x[:, :, None] * y[:, None]).sum(-1)
 
 
@@ -180,10 +188,10 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).squeeze(1) if x.shape[1] == 1 else (x * y).sum(1)
 
 
-def _add_product(target: Tensor, block: Tensor, x: Tensor) -> None:
+def _add_block(target: Tensor, block: Tensor, x: Tensor, dtype: torch.dtype) -> None:
     """target [n, s, K] += block [n, s, s] @ x [n, s, K]."""
     if x.shape[1] > _TINY:
-        target.add_(torch.bmm(block, x))
+        target.add_(product(block, x, dtype))
         return
     for token in range(x.shape[1]):
         target.addcmul_(block[:, :, token, None], x[:, token, None])

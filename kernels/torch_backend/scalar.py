@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.torch_backend.layout import DocumentMasks, level_blocks
+from kernels.torch_backend.products import add_product, product, product_over_values
 from kernels.torch_backend.states import chunk_state_gradients, chunk_states
 
 
@@ -34,6 +35,8 @@ def scalar_chunks(
     initial: Tensor,
     masks: DocumentMasks | None,
     length: int,
+    dtype: torch.dtype,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [N, B, H, C, V] and final state [B, H, K, V].
 
@@ -43,9 +46,10 @@ def scalar_chunks(
         initial: [B, H, K, V].
         masks: document masks, or None for one document.
         length: number of tokens before padding.
+        dtype, normalize: operands of the large products, as in `products`.
     """
     masks = DocumentMasks(None, None, None, None) if masks is None else masks
-    return _ScalarChunks.apply(q, k, v, decay, initial, length, *masks)
+    return _ScalarChunks.apply(q, k, v, decay, initial, length, dtype, normalize, *masks)
 
 
 class _ScalarChunks(torch.autograd.Function):
@@ -58,6 +62,8 @@ class _ScalarChunks(torch.autograd.Function):
         decay: Tensor | None,
         initial: Tensor,
         length: int,
+        dtype: torch.dtype,
+        normalize: bool,
         same: Tensor | None,
         reach_in: Tensor | None,
         reach_out: Tensor | None,
@@ -66,14 +72,14 @@ class _ScalarChunks(torch.autograd.Function):
         masks = None if same is None else DocumentMasks(same, reach_in, reach_out, carry)
         weights = _decay_weights(q, decay, length, masks)
         kept = _kept(weights, q)
-        states = chunk_states(_scaled(k, weights.to_end), v, kept, initial)
-        scores = torch.bmm(q.flatten(0, 2), k.flatten(0, 2).mT)
+        states = chunk_states(_scaled(k, weights.to_end), v, kept, initial, dtype, normalize)
+        scores = product(q.flatten(0, 2), k.flatten(0, 2).mT, dtype)
         scores.view(*q.shape[:4], -1).mul_(weights.inside)
-        out = torch.bmm(scores, v.flatten(0, 2))
+        out = product(scores, v.flatten(0, 2), dtype, normalize)
         queries = _scaled(q, weights.from_start)
-        out.baddbmm_(queries.flatten(0, 2), states[:-1].flatten(0, 1))
+        add_product(out, queries.flatten(0, 2), states[:-1].flatten(0, 1), dtype, normalize)
         ctx.save_for_backward(q, k, v, decay, scores, states, *weights)
-        ctx.length = length
+        ctx.length, ctx.dtype, ctx.normalize = length, dtype, normalize
         return out.view_as(v), states[-1].view_as(initial).clone()
 
     @staticmethod
@@ -85,20 +91,24 @@ class _ScalarChunks(torch.autograd.Function):
 def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, decay, scores, states, *factors = ctx.saved_tensors
     weights = Weights(*factors)
+    dtype, normalize = ctx.dtype, ctx.normalize
     kept = _kept(weights, q)
     d_out_start = _scaled(d_out, weights.from_start)
-    d_states = chunk_state_gradients(q, d_out_start, kept, d_final)
+    d_states = chunk_state_gradients(q, d_out_start, kept, d_final, dtype, normalize)
     d_outgoing = d_states[1:].flatten(0, 1)
     q3, k3, v3, d_out3 = (x.flatten(0, 2) for x in (q, k, v, d_out))
-    d_scores = torch.bmm(d_out3, v3.mT)
+    d_scores = product_over_values(d_out3, v3, dtype, normalize)
     needs_decay = decay is not None and ctx.needs_input_grad[3]
     pairs = (d_scores * scores).view(*q.shape[:4], -1) if needs_decay else None
     d_scores.view(*q.shape[:4], -1).mul_(weights.inside)
 
-    d_v = torch.bmm(scores.mT, d_out3)
-    d_v.baddbmm_(_scaled(k, weights.to_end).flatten(0, 2), d_outgoing)
-    d_q = torch.bmm(d_out_start.flatten(0, 2), states[:-1].flatten(0, 1).mT)
-    d_k = torch.bmm(_scaled(v, weights.to_end).flatten(0, 2), d_outgoing.mT)
+    d_v = product(scores.mT, d_out3, dtype, normalize)
+    add_product(d_v, _scaled(k, weights.to_end).flatten(0, 2), d_outgoing, dtype, normalize)
+    incoming = states[:-1].flatten(0, 1)
+    d_q = product_over_values(d_out_start.flatten(0, 2), incoming, dtype, normalize)
+    d_k = product_over_values(
+        _scaled(v, weights.to_end).flatten(0, 2), d_outgoing, dtype, normalize
+    )
     d_decay = None
     if needs_decay:
         d_decay = _decay_gradient(
@@ -108,12 +118,12 @@ def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, 
             whole=_whole_gradient(states, d_states, kept).view(q.shape[:3]),
             length=ctx.length if decay.dim() == 1 else None,
         )
-    d_q.baddbmm_(d_scores, k3)
-    d_k.baddbmm_(d_scores.mT, q3)
+    add_product(d_q, d_scores, k3, dtype)
+    add_product(d_k, d_scores.mT, q3, dtype)
     d_initial = d_states[0].view_as(d_final).clone()
     return (
         d_q.view_as(q), d_k.view_as(k), d_v.view_as(v), d_decay, d_initial,
-        None, None, None, None, None,
+        *(None,) * 7,
     )  # fmt: skip
 
 

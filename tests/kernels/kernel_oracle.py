@@ -94,21 +94,39 @@ def call(problem: Problem, **options: object) -> tuple[Tensor, LinearState]:
     )
 
 
-def outputs_and_gradients(problem: Problem, **options: object) -> dict[str, Tensor]:
-    """Outputs, final state and gradients of a random signed functional of all of them."""
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.leaves().items()}
+def outputs_and_gradients(
+    problem: Problem,
+    fixed: tuple[str, ...] = (),
+    upstream: torch.dtype = torch.float32,
+    **options: object,
+) -> dict[str, Tensor]:
+    """Outputs, final state and gradients of a random signed functional of all of them.
+
+    No gradients are taken with respect to the tensors named in `fixed`. The weights of the
+    functional, which are the upstream gradients, are exact in the type `upstream`.
+    """
+    leaves = {
+        name: x.detach().clone().requires_grad_()
+        for name, x in problem.leaves().items()
+        if name not in fixed
+    }
     out, state = call(replace(problem, **leaves), **options)
     results = {"out": out, "final_S": state.S}
     if state.z is not None:
         results["final_z"] = state.z
-    generator = torch.Generator().manual_seed(7)
-    loss = sum(
-        (x.to(state.S.dtype) * torch.randn(x.shape, generator=generator).to(state.S)).sum()
-        for x in results.values()
-    )
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    gradients = torch.autograd.grad(random_functional(results, upstream), list(leaves.values()))
     results |= {f"d_{name}": grad for name, grad in zip(leaves, gradients, strict=True)}
     return {name: x.detach() for name, x in results.items()}
+
+
+def random_functional(results: dict[str, Tensor], upstream: torch.dtype = torch.float32) -> Tensor:
+    """A fixed random signed sum of everything; its gradients are what the kernel receives."""
+    generator = torch.Generator().manual_seed(7)
+    work = results["final_S"].dtype
+    return sum(
+        (x.to(work) * torch.randn(x.shape, generator=generator).to(upstream).to(work)).sum()
+        for x in results.values()
+    )
 
 
 def relative_error(actual: Tensor, expected: Tensor, floor: float = 1e-9) -> float:
@@ -120,8 +138,10 @@ def relative_error(actual: Tensor, expected: Tensor, floor: float = 1e-9) -> flo
 def assert_matches_reference(
     problem: Problem, dtype: torch.dtype, tolerance: float, **options: object
 ) -> None:
+    # The reference sees the rounded inputs and upstream gradients, so that only the kernel's own
+    # error counts.
+    options["upstream"] = dtype
     actual = outputs_and_gradients(problem.cast(dtype), **options)
-    # The reference sees the rounded inputs, so that only the kernel's own error counts.
     options = {**options, "backend": "reference"}
     exact = outputs_and_gradients(problem.cast(dtype).cast(torch.float64), **options)
     errors = {name: relative_error(actual[name], exact[name]) for name in exact}

@@ -1,11 +1,13 @@
 """Layouts, tracing, autocast, empty rows: how a caller may use the public function."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from kernel_oracle import call, make_problem, outputs_and_gradients, relative_error
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import LinearState, linear_attention
 
@@ -66,12 +68,19 @@ def test_reruns_are_bit_identical(backend: str, family: str) -> None:
         assert torch.equal(x, second[name]), name
 
 
-@pytest.mark.parametrize(("length", "compiler"), [(1, "eager"), (37, "aot_eager")])
+@pytest.mark.parametrize(
+    ("family", "length", "compiler", "dtype"),
+    [
+        ("head", 1, "eager", torch.float32),
+        ("scalar", 37, "aot_eager", torch.float32),
+        ("channel", 21, "aot_eager", torch.bfloat16),
+    ],
+)
 def test_traces_without_graph_breaks(
-    chunked_backend: str, family: str, length: int, compiler: str
+    chunked_backend: str, family: str, length: int, compiler: str, dtype: torch.dtype
 ) -> None:
     torch._dynamo.reset()
-    problem = make_problem(family, length=length, normalize=True, segments=True)
+    problem = make_problem(family, length=length, normalize=True, segments=True).cast(dtype)
 
     def results(function: object) -> list[Tensor]:
         leaves = {name: x.clone().requires_grad_() for name, x in problem.leaves().items()}
@@ -85,6 +94,42 @@ def test_traces_without_graph_breaks(
     compiled = torch.compile(function, fullgraph=True, backend=compiler)
     for x, expected in zip(results(compiled), results(function), strict=True):
         torch.testing.assert_close(x, expected)
+
+
+class RecordOperands(TorchDispatchMode):
+    """Collects the types that batched matrix products are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+            self.dtypes |= {x.dtype for x in args}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "fixed", "expected"),
+    [
+        ("none", torch.bfloat16, (), torch.bfloat16),
+        ("head", torch.bfloat16, ("decay",), torch.bfloat16),
+        ("head", torch.bfloat16, (), torch.float32),  # a learned decay
+        ("scalar", torch.bfloat16, (), torch.bfloat16),
+        ("channel", torch.bfloat16, (), torch.bfloat16),
+        ("scalar", torch.float16, (), torch.float32),  # sums may leave float16's range
+        ("channel", torch.float32, (), torch.float32),
+    ],
+)
+def test_operand_type_of_large_products(
+    family: str, dtype: torch.dtype, fixed: tuple[str, ...], expected: torch.dtype
+) -> None:
+    problem = make_problem(family, length=40).cast(dtype)
+    with RecordOperands() as recorded:
+        outputs_and_gradients(problem, fixed, backend="torch", chunk_size=16)
+    assert recorded.dtypes == {expected}
 
 
 def test_autocast_changes_nothing(backend: str, family: str) -> None:

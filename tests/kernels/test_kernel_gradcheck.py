@@ -4,13 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_oracle import call, make_problem
+from kernel_oracle import Problem, call, make_problem
 from torch import Tensor
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("segments", [False, True])
-def test_gradcheck(backend: str, family: str, normalize: bool, segments: bool) -> None:
+def test_gradcheck(chunked_backend: str, family: str, normalize: bool, segments: bool) -> None:
+    check(small_problem(family, normalize, segments), chunked_backend)
+
+
+def test_gradcheck_of_the_reference(family: str) -> None:
+    check(small_problem(family, normalize=True, segments=True), "reference")
+
+
+def small_problem(family: str, normalize: bool, segments: bool) -> Problem:
     problem = make_problem(
         family,
         length=7,
@@ -25,6 +33,10 @@ def test_gradcheck(backend: str, family: str, normalize: bool, segments: bool) -
     if segments:
         documents = torch.tensor([[3, 3, 3, 4, 4, 6, 6]])
         problem = replace(problem, segments=documents)
+    return problem
+
+
+def check(problem: Problem, backend: str) -> None:
     names = list(problem.leaves())
 
     def function(*leaves: Tensor) -> tuple[Tensor, ...]:

@@ -65,9 +65,7 @@ def _walk(
     node = values
     candidates: list[Any] = [schema]
     for part in location:
-        if (isinstance(node, dict) and part in node) or (
-            isinstance(node, list) and isinstance(part, int) and part < len(node)
-        ):
+        if _holds(node, part):
             next_node = node[part]
         elif part is location[-1] and _field(candidates, part) is not None:
             next_node = None
@@ -83,6 +81,12 @@ def _walk(
         candidates = _members(annotation) if annotation is not None else _values_of(candidates)
         node = next_node
     return keys, owner
+
+
+def _holds(node: Any, part: Any) -> bool:
+    if isinstance(node, list):
+        return isinstance(part, int) and part < len(node)
+    return isinstance(node, dict) and part in node
 
 
 def _field(candidates: list[Any], name: Any) -> Any:

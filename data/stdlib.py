@@ -1,7 +1,8 @@
 """The embedded corpus: source text of the running Python's standard library.
 
 About 12 MB of code and English that is present on every machine. Left out are tests, installed
-packages and the few files that are not UTF-8. The tables in `encodings` are near copies of each
+packages, the record of how this Python was built (generated, and full of this machine's paths) and
+the few files that are not UTF-8. The tables in `encodings` are near copies of each
 other and form one family.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from data.sources import Document, LeftOut, Source, describe_files, document
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_BUILD_RECORD = "_sysconfigdata"
 _FAMILIES = {"encodings"}
 
 
@@ -42,5 +44,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
         if entry.is_dir():
             if entry.name not in _SKIPPED_FOLDERS and not entry.is_symlink():
                 yield from _python_files(entry)
-        elif entry.suffix == ".py" and entry.is_file():
+        elif (
+            entry.suffix == ".py"
+            and entry.is_file()
+            and not entry.name.startswith(_BUILD_RECORD)
+        ):
             yield entry

@@ -68,7 +68,7 @@ class ShortConv(nn.Module):
         `state` needs `segments`: the numbers say whether the carried inputs belong to the same
         document.
         """
-        batch, length, dim = x_btd.shape
+        batch, length, _ = x_btd.shape
         past = self.width - 1
         if state is None:
             padded = F.pad(x_btd, (0, 0, past, 0))

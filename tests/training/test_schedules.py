@@ -1,0 +1,49 @@
+"""Learning rates as functions of tokens."""
+
+import pytest
+
+from model.training.config import total_steps
+from model.training.schedules import check_schedule, learning_rate_factor
+from tests.composing import composed
+
+
+def rates(*overrides, steps=20, batch=4096):
+    schedule = composed(*overrides).schedule
+    return [
+        learning_rate_factor(schedule, step * batch, steps * batch) for step in range(1, steps + 6)
+    ]
+
+
+def test_cosine_with_warmup():
+    got = rates("schedule=cosine", f"schedule.warmup={4 * 4096}", "schedule.final=0.1")
+    assert got[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert got[11] == pytest.approx(0.55)
+    assert got[19] == pytest.approx(0.1)
+    assert got[20:] == [got[19]] * 5
+    assert got[4:20] == sorted(got[4:20], reverse=True)
+
+
+def test_wsd_warms_up_stays_and_decays():
+    got = rates("schedule.warmup=20%", "schedule.decay=25%", "schedule.final=0.2")
+    assert got[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert got[3:15] == [1.0] * 12
+    assert got[15:20] == pytest.approx([0.84, 0.68, 0.52, 0.36, 0.2])
+    assert got[20:] == [got[19]] * 5
+
+
+def test_wsd_can_fall_with_the_square_root():
+    got = rates("schedule.warmup=0", "schedule.decay=100%", "schedule.shape=sqrt")
+    assert got[4] == pytest.approx(1 - 0.25**0.5)
+
+
+def test_phases_longer_than_the_run_are_refused():
+    schedule = composed("schedule.warmup=50%", "schedule.decay=60%").schedule
+    with pytest.raises(ValueError, match=r"warmup \(500 tokens\) and .*decay \(600\)"):
+        check_schedule(schedule, 1000)
+
+
+def test_tokens_are_rounded_up_to_whole_steps():
+    settings = composed("trainer.tokens=10000", "trainer.batch_tokens=4096")
+    assert total_steps(settings.trainer, 1024) == 3
+    with pytest.raises(ValueError, match=r"whole number of rows.*use 3000 or 6000"):
+        total_steps(settings.trainer, 3000)

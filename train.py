@@ -41,18 +41,19 @@ MAY_CHANGE = (
 @hydra_main("train", TrainSettings, free_text=("model.layers",))
 def main(settings: TrainSettings) -> None:
     from model.pattern import expand
-    from model.training.config import total_steps
+    from model.training.config import check_rows
     from model.training.run_folder import RunFolder
     from model.training.schedules import check_schedule
 
     expand(settings.model.layers, settings.model.mixers)
-    steps = total_steps(settings.trainer, settings.data.seq_len)
-    check_schedule(settings.schedule, steps * settings.trainer.batch_tokens)
+    check_rows(settings.trainer, settings.data.seq_len)
+    check_schedule(settings.schedule, settings.trainer.tokens)
     folder = RunFolder.named(settings.run.root, settings.run.name)
 
     from data.binding import bind
     from data.index import read_index
     from data.prepare import prepare
+    from model.training.budget import planned_tokens
     from model.training.device import pick_device, resolve
 
     device = pick_device(settings.trainer.device)
@@ -65,6 +66,15 @@ def main(settings: TrainSettings) -> None:
     model = build_model(settings, index)
     folder.open(settings, MAY_CHANGE)
     bind(folder.path, data_folder, index)
+    tokens = planned_tokens(
+        folder.path / "budget.json",
+        model,
+        settings.optimizer,
+        trainer,
+        settings.data.seq_len,
+        device,
+    )
+    steps = -(-tokens // trainer.batch_tokens)
     train(settings, folder, model, data_folder, index, steps)
 
 

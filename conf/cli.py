@@ -19,6 +19,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from conf.process import tune_process
+
 CONF = Path(__file__).parent
 
 # A run's files go to runs/<run.name>/: Hydra writes no folders or log files of its own.
@@ -50,6 +52,7 @@ def hydra_main(
     def decorate(task: Callable[[Any], None]) -> Callable[[], None]:
         @functools.wraps(task)
         def main() -> None:
+            tune_process()
             import hydra
 
             sys.argv[1:] = [*_HYDRA, *rewrite_overrides(sys.argv[1:], free_text)]

@@ -111,7 +111,10 @@ class ModelSettings(Settings):
         description="depth_scaled: normal, projections back into the residual stream divided by "
         "sqrt(2 layers); zero_residual: those projections start at 0"
     )
-    init_std: Positive = Field(description="standard deviation of embeddings and matrices")
+    init_std: Positive = Field(description="standard deviation of matrices, the head's included")
+    embedding_std: Positive = Field(
+        description="standard deviation of the embedding (and with it of a tied head)"
+    )
     mixers: dict[str, MixerSettings]
 
 

@@ -116,6 +116,7 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(module.weight, std=std)
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
+        nn.init.normal_(self.embedding.weight, std=self.settings.embedding_std)
         for block in self.blocks:
             for output in (*block.mixer.residual_outputs(), block.ffn.down):
                 if self.settings.init == "zero_residual":

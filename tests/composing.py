@@ -36,6 +36,7 @@ def small_model(layers: str, *overrides: str, vocab_size: int = 64) -> LanguageM
         "model.ffn_dim=48",
         "model.init=depth_scaled",
         "model.init_std=0.2",
+        "model.embedding_std=0.2",
         "model.mixers.window.window=16",
         *widths,
         *kv,

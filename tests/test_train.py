@@ -20,7 +20,8 @@ from model.training.metrics_file import is_validation, read
 
 SMALL = [
     "logger=none",
-    "tokenizer.vocab_size=320",
+    "logger.log_every=1",
+    "tokenizer.vocab_size=288",
     "data.seq_len=32",
     "data.validation_bytes=2000",
     "model.layers=gla retnet softmax",
@@ -34,6 +35,7 @@ SMALL = [
     "trainer.batch_tokens=128",
     "trainer.micro_batch_rows=3",
     "trainer.tokens=2560",
+    "trainer.minutes=null",
     "trainer.precision=32-true",
     "trainer.validate_every=7",
     "trainer.validation_rows=2",
@@ -81,8 +83,8 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def test_a_run_leaves_what_a_user_expects(command, tmp_path):
-    code, out, _ = command(train_command.main, "run.name=first")
-    assert code == 0
+    code, out, err = command(train_command.main, "run.name=first")
+    assert code == 0, err
     run = tmp_path / "first"
     for name in ("config.yaml", "revision.json", "data.json", "tokenizer.model", "sample.txt"):
         assert (run / name).is_file(), name
@@ -120,7 +122,8 @@ def test_a_run_leaves_what_a_user_expects(command, tmp_path):
 
 
 def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, text):
-    assert command(train_command.main, "run.name=whole")[0] == 0
+    longer = "trainer.tokens=25600"
+    assert command(train_command.main, "run.name=whole", longer)[0] == 0
     arguments = [
         sys.executable,
         "train.py",
@@ -129,6 +132,7 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, te
         f"data.files={text}/*.jsonl",
         f"run.root={tmp_path}",
         "run.name=killed",
+        longer,
     ]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = tmp_path / "killed" / "metrics.jsonl"
@@ -138,7 +142,7 @@ def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, te
     done = len(losses(tmp_path / "killed"))
     assert done >= 8
 
-    assert command(train_command.main, "run.name=killed")[0] == 0
+    assert command(train_command.main, "run.name=killed", longer)[0] == 0
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     states = [
         load(latest(tmp_path / name / "checkpoints"))["state_dict"] for name in ("whole", "killed")
@@ -183,6 +187,18 @@ def test_micro_batches_change_no_number(command, tmp_path):
     assert command(train_command.main, *whole)[0] == 0
     left, right = losses(tmp_path / "micro"), losses(tmp_path / "at-once")
     assert left == pytest.approx(right, rel=1e-5)
+
+
+def test_a_limit_in_minutes_shortens_the_run_and_is_kept(command, tmp_path):
+    limit = ["run.name=short", "trainer.tokens=1e9", "trainer.minutes=0.01"]
+    code, out, err = command(train_command.main, *limit)
+    assert code == 0, err
+    assert "fit into trainer.minutes=0.01" in out
+    steps = len(losses(tmp_path / "short"))
+    planned = json.loads((tmp_path / "short" / "budget.json").read_text())["tokens"]
+    assert planned == steps * 128 < 1e6
+    assert command(train_command.main, *limit)[0] == 0
+    assert len(losses(tmp_path / "short")) == steps
 
 
 def test_a_run_starts_from_another_runs_weights(command, tmp_path):

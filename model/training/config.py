@@ -80,6 +80,10 @@ class TrainerSettings(Settings):
     """How long and in what portions to train, and what to keep."""
 
     tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
+    minutes: Positive | None = Field(
+        description="shortens the run to what this machine trains in about this time, measured "
+        "before the first step; null: no limit"
+    )
     batch_tokens: Count = Field(description="tokens per optimizer step over all devices")
     micro_batch_rows: Count | None = Field(
         description="rows per forward pass on a device; null: all rows of the step at once"
@@ -117,11 +121,11 @@ class TrainerSettings(Settings):
         return self
 
 
-def total_steps(trainer: TrainerSettings, seq_len: int) -> int:
-    """Optimizer steps of the run: `trainer.tokens` rounded up to whole steps.
+def check_rows(trainer: TrainerSettings, seq_len: int) -> None:
+    """Checks that an optimizer step is a whole number of rows.
 
     Raises:
-        ValueError: a step is not a whole number of rows.
+        ValueError: naming the nearest numbers that are.
     """
     rows, rest = divmod(trainer.batch_tokens, seq_len)
     if rest or not rows:
@@ -130,4 +134,3 @@ def total_steps(trainer: TrainerSettings, seq_len: int) -> int:
             f"trainer.batch_tokens={trainer.batch_tokens} is not a whole number of rows of "
             f"data.seq_len={seq_len}; use {' or '.join(str(n) for n in sorted({lower, upper}))}"
         )
-    return -(-trainer.tokens // trainer.batch_tokens)

@@ -60,7 +60,8 @@ class TrainingModule(L.LightningModule):
         self._step_started = 0.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.optimizer_settings, self.model)
+        precision = self.training_settings.precision
+        return build_optimizer(self.optimizer_settings, self.model, precision)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         settings = self.training_settings

@@ -2,8 +2,8 @@
 
 The same update as `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` and decoupled weight
 decay, with two differences that the tests hold against it: matrices of one shape go through the
-Newton-Schulz iteration as one batched product, and the iteration runs in float32 on a CPU, where
-torch's fixed bfloat16 is a hundred times slower on machines without bfloat16 units.
+Newton-Schulz iteration as one batched product, and the iteration runs in the precision of the
+trainer, since torch's fixed bfloat16 is a hundred times slower on CPUs without bfloat16 units.
 """
 
 import torch
@@ -15,11 +15,27 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.Optimizer):
-    """Args: 2-D parameters, and `lr`, `momentum`, `ns_steps`, `weight_decay` per group."""
+    """Trains matrices.
+
+    Args:
+        params: 2-D parameters, or groups of them.
+        lr: learning rate; an update has the size 0.2 lr sqrt(max(rows, columns)) of a rotation.
+        momentum: decay of the running mean of gradients.
+        ns_steps: Newton-Schulz iterations.
+        weight_decay: decoupled, times lr.
+        dtype: of the Newton-Schulz iteration.
+    """
 
     def __init__(
-        self, params, lr: float, momentum: float, ns_steps: int, weight_decay: float
+        self,
+        params,
+        lr: float,
+        momentum: float,
+        ns_steps: int,
+        weight_decay: float,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype = dtype
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -52,7 +68,7 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter.grad)
             buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
             directions.append(parameter.grad.lerp(buffer, momentum))  # Nesterov
-        orthogonal = orthogonalize(torch.stack(directions), group["ns_steps"])
+        orthogonal = orthogonalize(torch.stack(directions).to(self.dtype), group["ns_steps"])
         # Updates of the size that AdamW's typically have (Liu et al., 2025, Muon is scalable).
         step_size = group["lr"] * 0.2 * max(parameters[0].shape) ** 0.5
         for parameter, update in zip(parameters, orthogonal, strict=True):
@@ -65,10 +81,8 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
 
     A quintic Newton-Schulz iteration; singular values end between about 0.7 and 1.2.
     """
-    x = matrices.float() if matrices.device.type == "cpu" else matrices.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.mT
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT

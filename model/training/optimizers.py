@@ -10,12 +10,14 @@ from model.training.config import AdamWSettings, MuonSettings
 from model.training.muon import Muon
 
 
-def build_optimizer(settings: MuonSettings | AdamWSettings, model: LanguageModel) -> "Optimizers":
+def build_optimizer(
+    settings: MuonSettings | AdamWSettings, model: LanguageModel, precision: str
+) -> "Optimizers":
     """Splits the parameters of `model` by role.
 
     Matrices of the blocks (the weights of linear layers): Muon, or AdamW with weight decay.
     Embeddings and head: AdamW with weight decay. Gains, biases, decays and convolution taps: AdamW
-    without. A tied head is one entry.
+    without. A tied head is one entry. `precision` is the trainer's, `32-true` or `bf16-mixed`.
     """
     hidden, tables, others = split_parameters(model)
     if settings.kind == "adamw":
@@ -34,6 +36,7 @@ def build_optimizer(settings: MuonSettings | AdamWSettings, model: LanguageModel
         momentum=settings.momentum,
         ns_steps=settings.ns_steps,
         weight_decay=settings.weight_decay,
+        dtype=torch.bfloat16 if precision == "bf16-mixed" else torch.float32,
     )
     return Optimizers([muon, _adamw(groups, settings, settings.adamw_lr)])
 

@@ -11,7 +11,7 @@ from conf.cli import CONF
 from conf.schema import EvalSettings, GenerateSettings, TrainSettings
 from data.config import PrepareSettings
 from model.network import LanguageModel
-from model.training.config import total_steps
+from model.training.config import check_rows
 from model.training.optimizers import build_optimizer
 from model.training.schedules import check_schedule, learning_rate_factor
 from tests.composing import composed
@@ -36,8 +36,9 @@ def instantiate(settings: TrainSettings) -> LanguageModel:
     """Builds what `train.py` would, without memory for the weights."""
     with torch.device("meta"):
         model = LanguageModel(settings.model, 32_768)
-        build_optimizer(settings.optimizer, model)
-    total = total_steps(settings.trainer, settings.data.seq_len) * settings.trainer.batch_tokens
+        build_optimizer(settings.optimizer, model, "32-true")
+    check_rows(settings.trainer, settings.data.seq_len)
+    total = settings.trainer.tokens
     check_schedule(settings.schedule, total)
     assert 0 <= learning_rate_factor(settings.schedule, total, total) < 1
     return model

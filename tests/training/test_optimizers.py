@@ -59,7 +59,7 @@ def test_every_parameter_is_trained_once_and_by_its_role(tied):
     assert all(any(part in name for part in ("norm", "bias", "scale", "conv_")) for name in free), (
         free
     )
-    optimizer = build_optimizer(composed().optimizer, model)
+    optimizer = build_optimizer(composed().optimizer, model, "32-true")
     undecayed = [p for g in optimizer.param_groups if g["weight_decay"] == 0 for p in g["params"]]
     assert {id(p) for p in undecayed} == {id(p) for p in others}
 
@@ -76,13 +76,13 @@ def test_a_loaded_optimizer_continues_bit_for_bit(kind):
     settings = composed(f"optimizer={kind}").optimizer
     torch.manual_seed(0)
     model = small_model("gla softmax")
-    optimizer = build_optimizer(settings, model)
+    optimizer = build_optimizer(settings, model, "32-true")
     step(model, optimizer, 1)
     saved = {k: v.clone() for k, v in model.state_dict().items()}, optimizer.state_dict()
     saved = torch.load(_stored(saved), weights_only=True)
     other = small_model("gla softmax")
     other.load_state_dict(saved[0])
-    continued = build_optimizer(settings, other)
+    continued = build_optimizer(settings, other, "32-true")
     continued.load_state_dict(saved[1])
     step(model, optimizer, 2)
     step(other, continued, 2)
@@ -102,7 +102,7 @@ def _stored(value):
 def test_a_skipped_step_changes_nothing():
     torch.manual_seed(0)
     model = small_model("gla")
-    optimizer = build_optimizer(composed().optimizer, model)
+    optimizer = build_optimizer(composed().optimizer, model, "32-true")
     model(torch.randint(64, (1, 8))).sum().backward()
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.skip_next = True

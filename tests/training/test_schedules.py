@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.training.config import total_steps
+from model.training.config import check_rows
 from model.training.schedules import check_schedule, learning_rate_factor
 from tests.composing import composed
 
@@ -42,8 +42,8 @@ def test_phases_longer_than_the_run_are_refused():
         check_schedule(schedule, 1000)
 
 
-def test_tokens_are_rounded_up_to_whole_steps():
-    settings = composed("trainer.tokens=10000", "trainer.batch_tokens=4096")
-    assert total_steps(settings.trainer, 1024) == 3
+def test_a_step_is_a_whole_number_of_rows():
+    settings = composed("trainer.batch_tokens=4096")
+    check_rows(settings.trainer, 1024)
     with pytest.raises(ValueError, match=r"whole number of rows.*use 3000 or 6000"):
-        total_steps(settings.trainer, 3000)
+        check_rows(settings.trainer, 3000)

@@ -40,15 +40,7 @@ MAY_CHANGE = (
 
 @hydra_main("train", TrainSettings, free_text=("model.layers",))
 def main(settings: TrainSettings) -> None:
-    from model.pattern import expand
-    from model.training.config import check_rows
-    from model.training.run_folder import RunFolder
-    from model.training.schedules import check_schedule
-
-    expand(settings.model.layers, settings.model.mixers)
-    check_rows(settings.trainer, settings.data.seq_len)
-    check_schedule(settings.schedule, settings.trainer.tokens)
-    folder = RunFolder.named(settings.run.root, settings.run.name)
+    folder = check_settings(settings)
 
     from data.binding import bind
     from data.index import read_index
@@ -76,6 +68,34 @@ def main(settings: TrainSettings) -> None:
     )
     steps = -(-tokens // trainer.batch_tokens)
     train(settings, folder, model, data_folder, index, steps)
+
+
+def check_settings(settings: TrainSettings) -> "RunFolder":
+    """Everything that can be checked before the data is read; returns the run's folder.
+
+    Raises:
+        ValueError: what is wrong, what is allowed, what to type.
+    """
+    from model.pattern import expand
+    from model.training.config import check_rows
+    from model.training.run_folder import RunFolder
+    from model.training.schedules import check_schedule
+
+    folder = RunFolder.named(settings.run.root, settings.run.name)
+    expand(settings.model.layers, settings.model.mixers)
+    check_rows(settings.trainer, settings.data.seq_len)
+    check_schedule(settings.schedule, settings.trainer.tokens)
+
+    import torch
+
+    from model.network import LanguageModel
+    from model.training.load import checkpoint_of
+
+    if settings.run.init_from is not None:
+        checkpoint_of(settings.run.init_from, settings.run.root)
+    with torch.device("meta"):  # widths are checked, no memory is taken
+        LanguageModel(settings.model, vocab_size=1)
+    return folder
 
 
 def build_model(settings: TrainSettings, index: "Index") -> "LanguageModel":

@@ -44,9 +44,5 @@ def _python_files(folder: Path) -> Iterator[Path]:
         if entry.is_dir():
             if entry.name not in _SKIPPED_FOLDERS and not entry.is_symlink():
                 yield from _python_files(entry)
-        elif (
-            entry.suffix == ".py"
-            and entry.is_file()
-            and not entry.name.startswith(_BUILD_RECORD)
-        ):
+        elif entry.suffix == ".py" and entry.is_file() and not entry.name.startswith(_BUILD_RECORD):
             yield entry

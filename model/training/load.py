@@ -68,18 +68,24 @@ def network_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: LanguageModel, source: str, root: str) -> None:
-    """Starts `model` from the weights of another run.
-
-    Args:
-        source: a run's name in `root`, its folder, or a checkpoint file.
+    """Starts `model` from the weights of another run; `source` as for `checkpoint_of`.
 
     Raises:
         ValueError: there is no such checkpoint, or it is of another architecture.
     """
-    path = Path(source)
-    if not path.is_file():
-        parent, name = (str(path.parent), path.name) if path.is_dir() else (root, source)
-        _, path = find_checkpoint(parent, name, "latest")
-    checkpoint = load(path)
+    checkpoint = load(checkpoint_of(source, root))
     checkpoint["state_dict"] = network_weights(checkpoint)
     model.load_state_dict(fitted_state(model, checkpoint, model.settings.model_dump(mode="json")))
+
+
+def checkpoint_of(source: str, root: str) -> Path:
+    """The checkpoint that `run.init_from` names: a run in `root`, a run's folder, or a file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    parent, name = (str(path.parent), path.name) if path.is_dir() else (root, source)
+    return find_checkpoint(parent, name, "latest")[1]

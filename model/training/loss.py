@@ -49,13 +49,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             kept = labels[at] != IGNORED
             target = labels[at].clamp(min=0)[:, None]
             logits = (hidden[at] @ weight.T).float()
-            log_z = logits.logsumexp(dim=-1)
-            losses = (log_z - logits.gather(1, target)[:, 0]) * kept
+            of_target = logits.gather(1, target)[:, 0]
+            # One exponential serves the normaliser and the gradient, in place.
+            highest = logits.amax(dim=-1, keepdim=True)
+            weights = logits.sub_(highest).exp_()
+            normalizer = weights.sum(dim=-1)
+            log_z = normalizer.log() + highest[:, 0]
+            losses = (log_z - of_target) * kept
             cross_entropy += losses.sum()
             total += losses.sum() + z_loss * (log_z.square() * kept).sum()
             if needs_gradient:
                 slope = (1 + 2 * z_loss * log_z) * kept
-                d_logits = (logits.sub_(log_z[:, None])).exp_().mul_(slope[:, None])
+                d_logits = weights.mul_((slope / normalizer)[:, None])
                 d_logits.scatter_add_(1, target, -kept.to(d_logits.dtype)[:, None])
                 d_logits = d_logits.to(hidden.dtype)
                 torch.mm(d_logits, weight, out=d_hidden[at])

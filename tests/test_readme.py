@@ -1,0 +1,25 @@
+"""README's lists follow the configuration."""
+
+import re
+
+from conf.cli import CONF
+
+README = (CONF.parent / "README.md").read_text()
+
+
+def test_the_table_of_groups_names_every_choice():
+    rows = dict(re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", README, flags=re.MULTILINE))
+    for folder in sorted(path for path in CONF.iterdir() if path.is_dir()):
+        choices = {path.stem for path in folder.glob("*.yaml")}
+        if choices:
+            assert set(re.findall(r"`(\w+)`", rows[folder.name])) == choices, folder.name
+
+
+def test_every_file_that_readme_links_to_exists():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (CONF.parent / target).exists(), target
+
+
+def test_every_mixer_preset_has_a_row():
+    for path in (CONF / "mixer").glob("*.yaml"):
+        assert f"| `{path.stem}` |" in README

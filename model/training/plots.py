@@ -77,7 +77,7 @@ def _loss(
     axes[0].plot(steps, losses, color=_TRAIN, alpha=0.3, linewidth=0.8, label="train")
     axes[0].plot(
         steps,
-        smooth(steps, losses, max(1, steps[-1] / 80)),
+        smooth(steps, losses, max(5, steps[-1] / 40)),
         color=_TRAIN,
         linewidth=1.8,
         label="train, smoothed",

@@ -133,7 +133,8 @@ class WandbTracker(Tracker):
                 mode="online" if self.online else "offline",
                 # Offline there is nothing to resume from, and W&B would warn about it.
                 resume="allow" if self.online else None,
-                settings=wandb.Settings(save_code=False),
+                # Offline it has nothing to say that the closing summary does not.
+                settings=wandb.Settings(save_code=False, silent=not self.online),
             )
         except wandb.Error as error:
             raise ValueError(

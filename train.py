@@ -38,7 +38,7 @@ MAY_CHANGE = (
 )
 
 
-@hydra_main("train", TrainSettings, free_text=("model.layers",))
+@hydra_main("train", TrainSettings)
 def main(settings: TrainSettings) -> None:
     folder = check_settings(settings)
 
@@ -57,17 +57,18 @@ def main(settings: TrainSettings) -> None:
     index = read_index(data_folder)
     model = build_model(settings, index)
     folder.open(settings, MAY_CHANGE)
-    bind(folder.path, data_folder, index)
-    tokens = planned_tokens(
-        folder.path / "budget.json",
-        model,
-        settings.optimizer,
-        trainer,
-        settings.data.seq_len,
-        device,
-    )
-    steps = -(-tokens // trainer.batch_tokens)
-    train(settings, folder, model, data_folder, index, steps)
+    with folder.locked():
+        bind(folder.path, data_folder, index)
+        tokens = planned_tokens(
+            folder.path / "budget.json",
+            model,
+            settings.optimizer,
+            trainer,
+            settings.data.seq_len,
+            device,
+        )
+        steps = -(-tokens // trainer.batch_tokens)
+        train(settings, folder, model, data_folder, index, steps)
 
 
 def check_settings(settings: TrainSettings) -> "RunFolder":
@@ -158,6 +159,13 @@ def train(
         options.batch_tokens // settings.data.seq_len,
         val_rows=options.validation_rows,
     )
+    start = latest(folder.checkpoints)
+    damaged = sorted(path.name for path in folder.checkpoints.glob("step-*.ckpt"))
+    if start is None and damaged:
+        raise ValueError(
+            f"every checkpoint in {folder.checkpoints} is cut off ({', '.join(damaged)}), so the "
+            "run cannot be continued. Restore one, or start a new run: run.name=NAME"
+        )
     tracker = make_tracker(settings.logger, folder, folder.config(), rank=0)
     metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker)
     checkpoints = Checkpoints(
@@ -195,7 +203,7 @@ def train(
                 CatchUpValidation(folder.metrics_file),
             ]
             try:
-                trainer.fit(module, data, ckpt_path=latest(folder.checkpoints))
+                trainer.fit(module, data, ckpt_path=start)
             except StopRequested as stopped:
                 print(stopped, file=sys.stderr)
                 sys.exit(stop.exit_code)
@@ -238,6 +246,8 @@ def finish(
     tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
     text = continuation(model, tokenizer, "", 300, settings.seed, temperature=0.8, top_p=0.95)
     sample = folder.path / "sample.txt"
+    # conf/generate.yaml and conf/eval.yaml look in runs/ unless told otherwise.
+    run = folder.name if settings.run.root == "runs" else f"{folder.name} root={settings.run.root}"
     sample.write_text("".join(text) + "\n", encoding="utf-8")
     return summarize(
         folder,
@@ -248,8 +258,8 @@ def finish(
         steps=steps,
         files=[latest(folder.checkpoints), *pictures, sample],
         next_commands=[
-            f'python generate.py run={folder.name} prompt="def "',
-            f"python eval.py run={folder.name}",
+            f'python generate.py run={run} prompt="def "',
+            f"python eval.py run={run}",
             *upload,
         ],
     )

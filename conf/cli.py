@@ -9,6 +9,7 @@ space, and answers a misspelt key without naming the allowed ones. So, before Hy
   quoted.
 """
 
+import difflib
 import functools
 import os
 import re
@@ -27,7 +28,7 @@ CONF = Path(__file__).parent
 _HYDRA = (
     "hydra.output_subdir=null",
     "hydra.run.dir=.",
-    "hydra.sweep.dir=.",
+    "hydra.sweep.dir=runs/.sweep",
     "hydra.sweep.subdir=.",
     "hydra.job.chdir=false",
     "hydra/hydra_logging=disabled",
@@ -55,7 +56,11 @@ def hydra_main(
             tune_process()
             import hydra
 
-            sys.argv[1:] = [*_HYDRA, *rewrite_overrides(sys.argv[1:], free_text)]
+            try:
+                sys.argv[1:] = rewrite_arguments(sys.argv[1:], free_text)
+            except ValueError as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(1)
 
             def composed(cfg: Any) -> None:
                 _run(task, cfg, schema)
@@ -72,7 +77,7 @@ def hydra_main(
 def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None:
     try:
         task(validate(cfg, schema))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.stdout.flush()
@@ -115,33 +120,63 @@ def check(values: Any, schema: type[BaseModel]) -> Any:
         raise ValueError(f"{len(problems)} problems in the configuration\n{listing}") from None
 
 
-def rewrite_overrides(arguments: list[str], free_text: tuple[str, ...] = ()) -> list[str]:
+def rewrite_arguments(arguments: list[str], free_text: tuple[str, ...] = ()) -> list[str]:
+    """The whole command line for Hydra: flags first, then overrides, wherever they were typed.
+
+    Raises:
+        ValueError: a group has no such choice.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    after_flag = False
+    for argument in arguments:
+        is_flag = argument.startswith("-")
+        is_value = after_flag and "=" not in argument and not argument.startswith("~")
+        (flags if is_flag or is_value else overrides).append(argument)
+        after_flag = is_flag
+    sweeping = any(flag in flags for flag in ("-m", "--multirun"))
+    return [*flags, *_HYDRA, *rewrite_overrides(overrides, free_text, sweeping)]
+
+
+def rewrite_overrides(
+    overrides: list[str], free_text: tuple[str, ...] = (), sweeping: bool = False
+) -> list[str]:
     """Makes command-line overrides readable for Hydra (see the module's docstring).
 
-    Flags, `+key`, `~key`, config groups and Hydra's own settings pass through unchanged.
+    `+key`, `~key`, config groups and Hydra's own settings keep their form. In a sweep, commas
+    separate the values of a job each.
     """
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    sweeping = any(flag in arguments for flag in ("-m", "--multirun"))
     rewritten = []
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if argument.startswith("-") or not equals:
-            rewritten.append(argument)
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            rewritten.append(override)
             continue
         name = key.lstrip("+~")
         if name in free_text:
-            parts = value.split(",") if sweeping and not _is_quoted(value) else [value]
-            value = ",".join(part if _is_quoted(part) else _quote(part) for part in parts)
-        elif not _parses(argument):
             value = _quote(value)
-        is_group = name in groups or "@" in name or "/" in name or name.startswith("hydra")
+        elif not _parses(override):
+            value = ",".join(map(_quote, value.split(","))) if sweeping else _quote(value)
+        is_group = _is_group(name)
+        if is_group and "@" not in name and not name.startswith("hydra"):
+            _check_choice(name, value)
         prefix = "++" if key == name and not is_group else ""
         rewritten.append(f"{prefix}{key}={value}")
     return rewritten
 
 
-def _is_quoted(value: str) -> bool:
-    return len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+def _is_group(name: str) -> bool:
+    return "@" in name or "/" in name or name.startswith("hydra") or (CONF / name).is_dir()
+
+
+def _check_choice(group: str, value: str) -> None:
+    """Refuses a choice that no file of the group describes; lists and sweeps are left to Hydra."""
+    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    for choice in value.split(","):
+        if choices and re.fullmatch(r"[\w-]+", choice) and choice not in (*choices, "null"):
+            close = difflib.get_close_matches(choice, choices, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"{group}={choice}: not one of {', '.join(choices)}{hint}")
 
 
 def _quote(value: str) -> str:

@@ -17,6 +17,7 @@ import train as train_command
 from model.training.checkpoint_io import load
 from model.training.checkpoints import latest
 from model.training.metrics_file import is_validation, read
+from model.training.run_folder import RunFolder
 
 SMALL = [
     "logger=none",
@@ -99,7 +100,14 @@ def test_a_run_leaves_what_a_user_expects(command, tmp_path):
     assert summary["tokens_per_second"] == pytest.approx(2560 / summary["train_seconds"], rel=1e-2)
     state = load(latest(run / "checkpoints"))["state_dict"]
     assert summary["parameters"] == sum(value.numel() for value in state.values())
-    for part in ("gla", "retnet", "softmax", "val", "generate.py run=first", "loss.png"):
+    for part in (
+        "gla",
+        "retnet",
+        "softmax",
+        "val",
+        f"generate.py run=first root={tmp_path}",
+        "loss.png",
+    ):
         assert part in out
     validated = [row["step"] for row in read(run / "metrics.jsonl") if is_validation(row)]
     assert validated == [7, 14]
@@ -234,6 +242,34 @@ def test_a_run_is_not_continued_with_other_settings(command, tmp_path):
     assert "optimizer.lr: saved" in err
     assert "given 0.5" in err
     assert "run.name" in err
+
+
+def test_damaged_checkpoints_are_not_passed_over_for_a_new_start(command, tmp_path):
+    assert command(train_command.main, "run.name=cut", "trainer.tokens=1280")[0] == 0
+    rows = (tmp_path / "cut" / "metrics.jsonl").read_text()
+    files = list((tmp_path / "cut" / "checkpoints").glob("step-*.ckpt"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[:1000])
+    code, _, err = command(train_command.main, "run.name=cut", "trainer.tokens=1280")
+    assert code == 1
+    assert all(file.name in err for file in files)
+    assert (tmp_path / "cut" / "metrics.jsonl").read_text() == rows
+
+
+def test_a_run_has_one_process(command, tmp_path):
+    assert command(train_command.main, "run.name=held", "trainer.tokens=128")[0] == 0
+    with RunFolder(tmp_path / "held").locked():
+        code, _, err = command(train_command.main, "run.name=held", "trainer.tokens=128")
+    assert code == 1
+    assert "being trained by another process" in err
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = command(train_command.main, f"run.root={tmp_path}/file")
+    assert code == 1
+    assert err.startswith("error:")
+    assert "Traceback" not in err
 
 
 def test_a_run_is_not_continued_on_other_data(command, tmp_path):

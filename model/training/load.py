@@ -37,12 +37,13 @@ def find_checkpoint(root: str, run: str, which: str) -> tuple[RunFolder, Path]:
     elif which == "best":
         path = best(folder.checkpoints)
     else:
-        path = folder.checkpoints / which
+        path = folder.checkpoints / which if Path(which).name == which else None
     if path is None or not path.is_file():
         found = sorted(p.name for p in folder.checkpoints.glob("step-*.ckpt"))
         raise ValueError(
             f"run {run!r} has no checkpoint {which!r}; checkpoints there: "
-            f"{', '.join(found) or 'none yet'}; also latest, best"
+            f"{', '.join(found) or 'none yet'}"
+            f"{'; also latest' if found else ''}{', best' if best(folder.checkpoints) else ''}"
         )
     return folder, path
 

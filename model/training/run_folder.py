@@ -12,6 +12,7 @@
 The name of a run carries no time stamp: giving the same command again continues the run.
 """
 
+import fcntl
 import json
 import os
 import platform
@@ -21,7 +22,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -104,6 +106,23 @@ class RunFolder:
         revision["continued"].append(_revision(self.path, f"diff-{number}.patch"))
         write_atomic(self.revision_file, json.dumps(revision, indent=2) + "\n")
         return True
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run for this process, until it ends however it ends.
+
+        Raises:
+            ValueError: another process has it.
+        """
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"run {self.name!r} is being trained by another process: wait for it, stop it, "
+                    "or give another run.name"
+                ) from None
+            yield
 
     def config(self) -> dict[str, Any]:
         """The saved configuration."""
@@ -199,7 +218,7 @@ def check_unchanged(
     raise ValueError(
         f"{folder.path} was started with another configuration:\n{lines}\n"
         f"To continue it, give the saved values ({folder.config_file}). To start a new run, give "
-        f"another run.name; with init_from={folder.path} it starts from this run's weights. "
+        f"another run.name; with run.init_from={folder.path} it starts from this run's weights. "
         f"May change in a continued run: {', '.join(sorted(may_change)) or 'nothing'}."
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf.cli import rewrite_overrides
+from conf.cli import rewrite_arguments, rewrite_overrides
 from tests.composing import composed
 
 
@@ -84,8 +84,6 @@ def test_a_glob_and_a_path_with_brackets_reach_the_settings():
 
 @given(st.text(max_size=30))
 def test_free_text_reaches_the_task_unchanged(text):
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return  # quoted for Hydra by the user
     (override,) = rewrite_overrides([f"prompt={text}"], ("prompt",))
     value = OverridesParser.create().parse_override(override.lstrip("+")).value()
     container = OmegaConf.create({})
@@ -93,17 +91,37 @@ def test_free_text_reaches_the_task_unchanged(text):
     assert OmegaConf.to_container(container, resolve=True) == {"prompt": text}
 
 
-def test_flags_groups_and_sweeps_pass_through():
-    assert rewrite_overrides(["-m", "model=tiny", "hydra.job.name=x", "--cfg", "job"]) == [
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["-m", "model=tiny", "seed=1,2", "~model.x"],
+        ["model=tiny", "seed=1,2", "~model.x", "-m"],
+        ["model=tiny", "-m", "seed=1,2", "~model.x"],
+    ],
+)
+def test_flags_may_stand_anywhere(typed):
+    assert [a for a in rewrite_arguments(typed) if not a.startswith("hydra")] == [
         "-m",
         "model=tiny",
-        "hydra.job.name=x",
-        "--cfg",
-        "job",
+        "++seed=1,2",
+        "~model.x",
     ]
-    assert rewrite_overrides(["-m", "model.layers=(gla)*2,softmax"], ("model.layers",)) == [
-        "-m",
-        "++model.layers='(gla)*2','softmax'",
+    assert rewrite_arguments(["--cfg", "job", "seed=1"])[:2] == ["--cfg", "job"]
+    assert rewrite_arguments(["seed=1", "--cfg", "job"])[:2] == ["--cfg", "job"]
+
+
+def test_a_sweep_over_layer_patterns_has_a_job_for_each():
+    (override,) = rewrite_overrides(["model.layers=(gla)*2,softmax"], sweeping=True)
+    assert override == "++model.layers='(gla)*2','softmax'"
+
+
+@pytest.mark.parametrize("override", ["optimizer=adam", "trainer=5", "experiment=hybrid_60"])
+def test_a_choice_that_does_not_exist_is_named_with_the_others(override):
+    with pytest.raises(ValueError, match=f"{override}: not one of .*"):
+        rewrite_overrides([override])
+    assert rewrite_overrides(["experiment=null", "hydra/launcher=x"]) == [
+        "experiment=null",
+        "hydra/launcher=x",
     ]
 
 

@@ -25,7 +25,7 @@ def _whole_number(value: Any) -> Any:
 Count = Annotated[int, BeforeValidator(_whole_number), Field(gt=0)]
 """A positive whole number, such as a number of tokens; 2e6 is accepted."""
 
-CountOrZero = Annotated[int, BeforeValidator(_whole_number), Field(ge=0)]
+CountOrZero = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, le=2**63 - 1)]
 """A whole number that may be 0."""
 
 Positive = Annotated[float, Field(gt=0)]

@@ -178,7 +178,12 @@ def read_best(folder: Path) -> dict[str, Any] | None:
     pointer = Path(folder) / BEST
     if not pointer.is_file():
         return None
-    entry = json.loads(pointer.read_text(encoding="utf-8"))
+    try:
+        entry = json.loads(pointer.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{pointer} is damaged ({error}): remove it; the next validation writes it again"
+        ) from error
     return entry if (Path(folder) / entry["checkpoint"]).is_file() else None
 
 

@@ -278,3 +278,9 @@ def test_a_long_list_of_differences_is_cut_and_counted(tmp_path):
 def test_settings_below_one_are_refused(tmp_path):
     with pytest.raises(ValueError, match="every_steps=0"):
         checkpoints(tmp_path, every_steps=0)
+
+
+def test_a_damaged_best_pointer_is_named(tmp_path):
+    (tmp_path / "best").write_text('{"step": 3')
+    with pytest.raises(CheckpointError, match=r"best is damaged .*remove it"):
+        best(tmp_path)

@@ -68,7 +68,7 @@ def main(settings: TrainSettings) -> None:
             device,
         )
         steps = -(-tokens // trainer.batch_tokens)
-        train(settings, folder, model, data_folder, index, steps)
+        train(settings, folder, model, data_folder, index, steps, device.type)
 
 
 def check_settings(settings: TrainSettings) -> "RunFolder":
@@ -123,6 +123,7 @@ def train(
     data_folder: "Path",
     index: "Index",
     steps: int,
+    accelerator: str,
 ) -> None:
     """Trains up to `steps` optimizer steps, from the run's newest checkpoint if there is one."""
     _quiet_lightning()
@@ -132,7 +133,6 @@ def train(
     from data.module import PackedDataModule
     from model.training.catch_up import CatchUpValidation
     from model.training.checkpoints import Checkpoints, latest
-    from model.training.device import pick_device
     from model.training.metrics import Metrics
     from model.training.module import TrainingModule
     from model.training.progress import Progress
@@ -176,7 +176,7 @@ def train(
         settings.model.model_dump(mode="json"),
     )
     trainer = L.Trainer(
-        accelerator=pick_device(options.device).type,
+        accelerator=accelerator,
         devices=1,
         plugins=[LightningEnvironment()],
         precision=options.precision,

@@ -1,6 +1,6 @@
 """Documents from local files.
 
-Text files are one document each, byte for byte. JSON lines are read here, line by line, rather than
+Text files are one document each, byte for byte but for a byte order mark. JSON lines are read here, line by line, rather than
 through `datasets`, whose reader infers column types (a column of dates becomes timestamps) and
 cannot say which record is wrong. Parquet and Arrow files are read through `datasets`.
 """
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.sources import Document, LeftOut, Source, describe_files, document
+from data.sources import Document, LeftOut, Source, decoded, describe_files, document
 from data.tokenizer import check_unicode
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def files_source(patterns: list[str], text_column: str) -> Source:
             else:
                 data = path.read_bytes()
                 try:
-                    text = data.decode("utf-8")
+                    text = decoded(data)
                 except UnicodeDecodeError as error:
                     invalid.append(f"{path} (byte {error.start})")
                     continue
@@ -155,7 +155,7 @@ def _json_lines(
     offset = number = 0
     for line in _lines(path):
         try:
-            content = line.decode("utf-8")
+            content = line.decode("utf-8") if offset else decoded(line)
         except UnicodeDecodeError as error:
             invalid.append(f"{path} (byte {offset + error.start})")
             return

@@ -43,6 +43,15 @@ class Source:
     documents: Callable[[], Iterator[Document | LeftOut]]
 
 
+def decoded(data: bytes) -> str:
+    """Text of the beginning of a file, or of all of it, without a byte order mark.
+
+    Some editors mark UTF-8 files with one (U+FEFF); it is no part of the text. Only the first
+    character is meant: anywhere else U+FEFF is text. Raises UnicodeDecodeError.
+    """
+    return data.decode("utf-8").removeprefix("\ufeff")
+
+
 def document(name: str, text: str, family: str | None = None) -> Document | LeftOut:
     """A document, or the note that it is empty."""
     return Document(name, text, family) if text else LeftOut(name, "empty")

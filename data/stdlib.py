@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sources import Document, LeftOut, Source, describe_files, document
+from data.sources import Document, LeftOut, Source, decoded, describe_files, document
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _BUILD_RECORD = "_sysconfigdata"
@@ -30,7 +30,7 @@ def stdlib_source() -> Source:
         for path, name in zip(paths, names, strict=True):
             folder = name.split("/")[0]
             try:
-                text = path.read_bytes().decode("utf-8")
+                text = decoded(path.read_bytes())
             except UnicodeDecodeError:
                 yield LeftOut(name, "not UTF-8")
                 continue

@@ -111,6 +111,34 @@ def test_all_files_that_are_not_utf8_are_named_with_the_place(tmp_path):
         list(files_source([f"{tmp_path}/*.jsonl"], "text").documents())
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "jsonl.gz"])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_no_text(tmp_path, kind):
+    text = "\ufeffmarked \ufeff\n"  # the first character is the mark, the second is text
+    if kind == "txt":
+        (tmp_path / "a.txt").write_bytes(text.encode())
+    else:
+        open_file = gzip.open if kind == "jsonl.gz" else open
+        with open_file(tmp_path / f"a.{kind}", "wt", encoding="utf-8-sig") as file:
+            file.write(json.dumps({"text": text[1:]}, ensure_ascii=False) + "\n")
+            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    source = files_source([f"{tmp_path}/*"], "text")
+    assert texts(source) == [text[1:], text][: 1 if kind == "txt" else 2]
+    assert left_out(source) == []
+
+
+def test_a_file_of_nothing_but_a_byte_order_mark_is_empty(tmp_path):
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf")
+    source = files_source([f"{tmp_path}/*"], "text")
+    assert left_out(source) == [LeftOut("a.txt", "empty"), LeftOut("b.jsonl", "no records")]
+
+
+def test_the_byte_named_in_an_error_counts_the_mark(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfab\xff")
+    with pytest.raises(ValueError, match=r"a\.txt \(byte 5\)"):
+        list(files_source([f"{tmp_path}/*"], "text").documents())
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

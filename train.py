@@ -132,7 +132,7 @@ def train(
 
     from data.module import PackedDataModule
     from model.training.catch_up import CatchUpValidation
-    from model.training.checkpoints import Checkpoints, latest
+    from model.training.checkpoints import Checkpoints, latest, resumable
     from model.training.metrics import Metrics
     from model.training.module import TrainingModule
     from model.training.progress import Progress
@@ -159,13 +159,7 @@ def train(
         options.batch_tokens // settings.data.seq_len,
         val_rows=options.validation_rows,
     )
-    start = latest(folder.checkpoints)
-    damaged = sorted(path.name for path in folder.checkpoints.glob("step-*.ckpt"))
-    if start is None and damaged:
-        raise ValueError(
-            f"every checkpoint in {folder.checkpoints} is cut off ({', '.join(damaged)}), so the "
-            "run cannot be continued. Restore one, or start a new run: run.name=NAME"
-        )
+    start = latest(folder.checkpoints) if resumable(folder.checkpoints) else None
     tracker = make_tracker(settings.logger, folder, folder.config(), rank=0)
     metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker)
     checkpoints = Checkpoints(

@@ -294,6 +294,7 @@ def test_a_run_is_not_continued_on_other_data(command, tmp_path):
         (["schedule.warmup=90%"], "longer than the run's"),
         (["run.name=../up"], "run.name='../up'"),
         (["run.init_from=nowhere"], "there is no run 'nowhere'"),
+        (["run.init_from=README.md", "data.files=nothing"], "README.md is no checkpoint"),
         (["tokenizer.vocab_size=5000"], "tokenizer.vocab_size="),
         (["data.files=nothing/*.txt"], "nothing/*.txt"),
         (["model.d_model=18"], "does not divide"),

@@ -23,6 +23,9 @@ from model.training.files import sync_folder
 PARTIAL = ".partial"
 """Ending of a checkpoint that is being written."""
 
+_ZIP_START = b"PK\x03\x04"
+_KEYS = ("state_dict", "model_config")
+_GIVE_A_CHECKPOINT = "Give a file that training wrote: RUN/checkpoints/step-*.ckpt"
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -139,22 +142,60 @@ def load(path: Path) -> dict[str, Any]:
     Only tensors and plain Python values are read, no pickled code is run.
 
     Raises:
-        CheckpointError: the file is missing or cut off.
+        CheckpointError: the file is missing, cut off, damaged or no checkpoint of a run.
     """
     path = Path(path)
+    check_readable(path)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever the contents make the reader raise: one clear error
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path} cannot be read ({reason}). {_advice(path)}") from error
+    missing = [key for key in _KEYS if not isinstance(checkpoint, dict) or key not in checkpoint]
+    if missing:
+        raise CheckpointError(
+            f"{path} is a file of torch, but no checkpoint of a run: it has no "
+            f"{' and no '.join(missing)}. {_GIVE_A_CHECKPOINT}"
+        )
+    return checkpoint
+
+
+def check_readable(path: Path) -> None:
+    """Raises CheckpointError if a file is missing or `damage` finds something."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}")
-    if not is_complete(path):
-        raise CheckpointError(
-            f"{path} is cut off or no checkpoint ({path.stat().st_size} bytes): copy it again, or "
-            f"remove it and the newest complete checkpoint in {path.parent} is used"
-        )
-    return torch.load(path, map_location="cpu", weights_only=True)
+    problem = damage(path)
+    if problem is not None:
+        raise CheckpointError(f"{path} {problem}. {_advice(path)}")
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with an existing file as a checkpoint, by its two ends; None: nothing.
+
+    A checkpoint is a zip archive, whose beginning is fixed and whose directory comes last.
+    """
+    with open(path, "rb") as file:
+        start = file.read(len(_ZIP_START))
+    if not _ZIP_START.startswith(start):
+        return "is no checkpoint"
+    if not zipfile.is_zipfile(path):
+        return f"is cut off ({path.stat().st_size} bytes are left)"
+    return None
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a checkpoint file was written to its end (a zip archive's directory comes last)."""
-    return path.is_file() and zipfile.is_zipfile(path)
+    """Whether there is a file, and it was written to its end."""
+    return path.is_file() and damage(path) is None
+
+
+def _advice(path: Path) -> str:
+    if not path.name.startswith("step-"):
+        return _GIVE_A_CHECKPOINT
+    return (
+        f"Copy it again, or remove it and the newest complete checkpoint in {path.parent} is used"
+    )
 
 
 def _tensors(value: Any, key: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ written and read goes through `checkpoint_io.py`.
 
 import json
 import math
-import warnings
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from model.training.checkpoint_io import (
     PARTIAL,
     CheckpointError,
     CheckpointFiles,
+    damage,
     is_complete,
 )
 from model.training.files import sync_folder, write_atomic
@@ -150,21 +151,42 @@ def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint in `folder`, or None.
 
     It is the one that the pointer names. When the pointer is missing, or names a file that is
-    missing or cut off, it is the complete file with the highest step; a warning names what was
-    passed over.
+    missing or damaged, it is the complete file with the highest step; a line on standard error
+    names what was passed over.
     """
     folder = Path(folder)
     pointer = folder / LATEST
+    named = None
     if pointer.is_file():
         named = folder / pointer.read_text(encoding="utf-8").strip()
-        if is_complete(named):
+        problem = damage(named) if named.is_file() else "is missing"
+        if problem is None:
             return named
-        warnings.warn(f"{pointer} names {named.name}, which is not complete", stacklevel=2)
+        _warn(f"{pointer} names {named.name}, but that file {problem}")
     for path in sorted(folder.glob("step-*.ckpt"), key=step_of, reverse=True):
-        if is_complete(path):
+        problem = damage(path)
+        if problem is None:
             return path
-        warnings.warn(f"passed over {path}: the file is cut off", stacklevel=2)
+        if path != named:
+            _warn(f"passed over {path}: the file {problem}")
     return None
+
+
+def resumable(folder: Path) -> bool:
+    """Whether there is a checkpoint to continue from. Unlike `latest` it prints nothing.
+
+    Raises:
+        CheckpointError: there are checkpoints but no complete one, or `best` is damaged.
+    """
+    problems = {path.name: damage(path) for path in sorted(Path(folder).glob("step-*.ckpt"))}
+    if problems and None not in problems.values():
+        listing = "; ".join(f"{name} {problem}" for name, problem in problems.items())
+        raise CheckpointError(
+            f"none of the checkpoints in {folder} can be read ({listing}), so the run cannot be "
+            "continued. Restore one, or start a new run: run.name=NAME"
+        )
+    read_best(folder)
+    return bool(problems)
 
 
 def best(folder: Path) -> Path | None:
@@ -185,6 +207,10 @@ def read_best(folder: Path) -> dict[str, Any] | None:
             f"{pointer} is damaged ({error}): remove it; the next validation writes it again"
         ) from error
     return entry if (Path(folder) / entry["checkpoint"]).is_file() else None
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def step_of(path: Path) -> int:

@@ -9,7 +9,7 @@ from conf.cli import check
 from model.config import ModelSettings
 from model.network import LanguageModel
 from model.training.architecture import canonical, fitted_state
-from model.training.checkpoint_io import load
+from model.training.checkpoint_io import check_readable, load
 from model.training.checkpoints import best, latest
 from model.training.run_folder import RunFolder
 
@@ -83,10 +83,11 @@ def checkpoint_of(source: str, root: str) -> Path:
     """The checkpoint that `run.init_from` names: a run in `root`, a run's folder, or a file.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or it is damaged.
     """
     path = Path(source)
     if path.is_file():
+        check_readable(path)
         return path
     parent, name = (str(path.parent), path.name) if path.is_dir() else (root, source)
     return find_checkpoint(parent, name, "latest")[1]

@@ -7,7 +7,7 @@ JSON cannot express are the strings "nan", "inf" and "-inf" in the file.
 
 import json
 import math
-import warnings
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def append(path: Path, row: Row) -> None:
 def read(path: Path) -> list[Row]:
     """All rows, in the order of the file; none when the file is missing.
 
-    A last line that a killed process left half-written is passed over with a warning.
+    A last line that a killed process left half-written is passed over and named on standard error.
 
     Raises:
         ValueError: another line is no JSON object.
@@ -45,7 +45,7 @@ def read(path: Path) -> list[Row]:
                 raise ValueError("no line end")
         except ValueError as error:
             if number == len(lines):
-                warnings.warn(f"{path}: passed over the half-written last line", stacklevel=2)
+                print(f"warning: {path}: passed over the half-written last line", file=sys.stderr)
                 break
             raise ValueError(
                 f"{path}, line {number} is no JSON object ({error}): remove that line"

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from standin import Standin, StandinData, batch_of, make_trainer
 
 from model.training.architecture import check_architecture, fitted_state
 from model.training.checkpoint_io import CheckpointError, load, write
-from model.training.checkpoints import Checkpoints, best, latest, read_best
+from model.training.checkpoints import Checkpoints, best, latest, read_best, resumable
 
 CONFIG = {"width": 4, "mixers": {"gla": {"heads": 2}}}
 
@@ -192,20 +193,82 @@ def test_latest_falls_back_to_the_highest_complete_step(tmp_path):
     (tmp_path / "latest").unlink()
     assert latest(tmp_path).name == "step-00000010.ckpt"
     (tmp_path / "latest").write_text("step-00000099.ckpt\n")
-    with pytest.warns(UserWarning, match="step-00000099"):
-        assert latest(tmp_path).name == "step-00000010.ckpt"
+    assert latest(tmp_path).name == "step-00000010.ckpt"
     cut_off(tmp_path / "step-00000010.ckpt")
-    with pytest.warns(UserWarning, match=r"step-00000010\.ckpt: the file is cut off"):
-        assert latest(tmp_path).name == "step-00000005.ckpt"
+    assert latest(tmp_path).name == "step-00000005.ckpt"
+
+
+def test_what_is_passed_over_is_named_in_plain_sentences(tmp_path, capsys):
+    fit(tmp_path, max_steps=10)
+    capsys.readouterr()
+    latest(tmp_path)
+    assert capsys.readouterr().err == ""
+    cut_off(tmp_path / "step-00000010.ckpt")
+    size = (tmp_path / "step-00000010.ckpt").stat().st_size
+    latest(tmp_path)
+    cut = f"is cut off ({size} bytes are left)\n"
+    pointer = f"warning: {tmp_path}/latest names step-000000"
+    assert capsys.readouterr().err == f"{pointer}10.ckpt, but that file {cut}"
+    (tmp_path / "latest").write_text("step-00000099.ckpt\n")
+    latest(tmp_path)
+    assert capsys.readouterr().err == (
+        f"{pointer}99.ckpt, but that file is missing\n"
+        f"warning: passed over {tmp_path}/step-00000010.ckpt: the file {cut}"
+    )
 
 
 def test_loading_a_cut_off_or_missing_file_says_so(tmp_path):
     fit(tmp_path, max_steps=5)
-    cut_off(tmp_path / "step-00000005.ckpt")
-    with pytest.raises(CheckpointError, match="is cut off"):
-        load(tmp_path / "step-00000005.ckpt")
+    path = tmp_path / "step-00000005.ckpt"
+    for size in (path.stat().st_size // 2, 2, 0):
+        os.truncate(path, size)
+        with pytest.raises(CheckpointError, match=rf"is cut off \({size} bytes.* remove it"):
+            load(path)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load(tmp_path / "step-00000006.ckpt")
+
+
+def numpy_archive(path):
+    with path.open("wb") as file:
+        np.savez(file, a=1)
+
+
+def overwritten(path):
+    torch.save({"state_dict": {}, "model_config": {}}, path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"state_dict", b"\x00\xff" * 5))
+
+
+@pytest.mark.parametrize(
+    ("write_file", "message"),
+    [
+        (lambda path: path.write_text("hello"), "is no checkpoint"),
+        (numpy_archive, r"cannot be read \(.*a\.npy\)"),
+        (lambda path: torch.save([1], path), "it has no state_dict and no model_config"),
+        (lambda path: torch.save({"state_dict": {}}, path), "it has no model_config"),
+        (lambda path: torch.save({"x": Path("a")}, path), r"cannot be read \(Weights only"),
+        (overwritten, "cannot be read"),
+    ],
+    ids=["text", "numpy", "list", "weights", "pickled", "overwritten"],
+)
+def test_a_file_that_is_no_checkpoint_is_not_called_cut_off(tmp_path, write_file, message):
+    path = tmp_path / "mine.ckpt"
+    write_file(path)
+    with pytest.raises(CheckpointError, match=rf"mine\.ckpt .*{message}") as error:
+        load(path)
+    assert "cut off" not in str(error.value)
+    assert "Give a file that training wrote" in str(error.value)
+
+
+def test_a_run_without_a_complete_checkpoint_is_not_resumable(tmp_path):
+    assert not resumable(tmp_path)
+    fit(tmp_path, max_steps=10)
+    cut_off(tmp_path / "step-00000010.ckpt")
+    assert resumable(tmp_path)
+    (tmp_path / "step-00000005.ckpt").write_text("hello")
+    with pytest.raises(CheckpointError) as error:
+        resumable(tmp_path)
+    assert "step-00000005.ckpt is no checkpoint; step-00000010.ckpt is cut off" in str(error.value)
 
 
 def cut_off(path):

@@ -1,6 +1,6 @@
 """Trains a hybrid language model: python train.py [group=choice ...] [key=value ...]
 
-    1. check every setting; nothing is written before they all hold
+    1. check every setting, also against the run that is continued; nothing is written before
     2. find the data set, or prepare it
     3. build the model and print its layer table
     4. open the run's folder: a new run, or the same command again continues it
@@ -19,13 +19,18 @@ from conf.schema import TrainSettings
 if TYPE_CHECKING:  # heavy imports wait until the settings hold
     from pathlib import Path
 
+    import torch
+
     from data.index import Index
     from model.network import LanguageModel
     from model.training.metrics import Metrics
     from model.training.run_folder import RunFolder
 
-# What may differ when a run is continued: nothing here changes what is learned.
+# What may differ when a run is continued: nothing here changes what is learned. Name and root say
+# where the run lives: its folder may be renamed and moved.
 MAY_CHANGE = (
+    "run.name",
+    "run.root",
     "logger",
     "data.root",
     "data.workers",
@@ -40,22 +45,16 @@ MAY_CHANGE = (
 
 @hydra_main("train", TrainSettings)
 def main(settings: TrainSettings) -> None:
-    folder = check_settings(settings)
+    settings, folder, device = check_settings(settings)
 
     from data.binding import bind
     from data.index import read_index
     from data.prepare import prepare
     from model.training.budget import planned_tokens
-    from model.training.device import pick_device, resolve
-
-    device = pick_device(settings.trainer.device)
-    saved = folder.config()["trainer"] if folder.exists else None
-    trainer = resolve(settings.trainer, device, saved)
-    settings = settings.model_copy(update={"trainer": trainer})
 
     data_folder = prepare(settings.data, settings.tokenizer)
     index = read_index(data_folder)
-    model = build_model(settings, index)
+    model = build_model(settings, folder, index)
     folder.open(settings, MAY_CHANGE)
     with folder.locked():
         bind(folder.path, data_folder, index)
@@ -63,16 +62,19 @@ def main(settings: TrainSettings) -> None:
             folder.path / "budget.json",
             model,
             settings.optimizer,
-            trainer,
+            settings.trainer,
             settings.data.seq_len,
             device,
         )
-        steps = -(-tokens // trainer.batch_tokens)
+        steps = -(-tokens // settings.trainer.batch_tokens)
         train(settings, folder, model, data_folder, index, steps, device.type)
 
 
-def check_settings(settings: TrainSettings) -> "RunFolder":
-    """Everything that can be checked before the data is read; returns the run's folder.
+def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder", "torch.device"]:
+    """Everything that can be checked before the data is read.
+
+    Returns:
+        the settings with every `auto` of the trainer replaced, the run's folder, the device.
 
     Raises:
         ValueError: what is wrong, what is allowed, what to type.
@@ -90,27 +92,38 @@ def check_settings(settings: TrainSettings) -> "RunFolder":
     import torch
 
     from model.network import LanguageModel
+    from model.training.checkpoints import resumable
+    from model.training.device import pick_device, resolve
     from model.training.load import checkpoint_of
 
-    if settings.run.init_from is not None:
+    device = pick_device(settings.trainer.device)
+    saved = folder.config()["trainer"] if folder.exists else None
+    trainer = resolve(settings.trainer, device, saved)
+    settings = settings.model_copy(update={"trainer": trainer})
+    folder.check(settings, MAY_CHANGE)
+    if not resumable(folder.checkpoints) and settings.run.init_from is not None:
         checkpoint_of(settings.run.init_from, settings.run.root)
     with torch.device("meta"):  # widths are checked, no memory is taken
         LanguageModel(settings.model, vocab_size=1)
-    return folder
+    return settings, folder, device
 
 
-def build_model(settings: TrainSettings, index: "Index") -> "LanguageModel":
-    """The network with its first weights, or those of `run.init_from`; prints the layer table."""
+def build_model(settings: TrainSettings, folder: "RunFolder", index: "Index") -> "LanguageModel":
+    """The network with its first weights, or those of `run.init_from`; prints the layer table.
+
+    A run with a checkpoint of its own needs no other one; it may be gone.
+    """
     import torch
     from rich import print as rich_print
 
     from model.layer_table import layer_table
     from model.network import LanguageModel
+    from model.training.checkpoints import resumable
     from model.training.load import load_weights
 
     torch.manual_seed(settings.seed)
     model = LanguageModel(settings.model, index.vocab_size)
-    if settings.run.init_from is not None:
+    if settings.run.init_from is not None and not resumable(folder.checkpoints):
         load_weights(model, settings.run.init_from, settings.run.root)
     rich_print(layer_table(model, settings.data.seq_len))
     return model

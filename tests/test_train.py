@@ -1,12 +1,6 @@
-"""The commands end to end on small texts: a run, its files, stopping and continuing, mistakes."""
+"""The commands end to end on small texts: a run, its files, and mistakes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,70 +11,7 @@ import train as train_command
 from model.training.checkpoint_io import load
 from model.training.checkpoints import latest
 from model.training.metrics_file import is_validation, read
-from model.training.run_folder import RunFolder
-
-SMALL = [
-    "logger=none",
-    "logger.log_every=1",
-    "tokenizer.vocab_size=288",
-    "data.seq_len=32",
-    "data.validation_bytes=2000",
-    "model.layers=gla retnet softmax",
-    "model.d_model=16",
-    "model.ffn_dim=24",
-    "model.mixers.gla.heads=2",
-    "model.mixers.gla.conv_width=4",
-    "model.mixers.retnet.heads=2",
-    "model.mixers.softmax.heads=2",
-    "model.mixers.softmax.kv_heads=1",
-    "trainer.batch_tokens=128",
-    "trainer.micro_batch_rows=3",
-    "trainer.tokens=2560",
-    "trainer.minutes=null",
-    "trainer.precision=32-true",
-    "trainer.validate_every=7",
-    "trainer.validation_rows=2",
-    "trainer.validation_batches=3",
-    "trainer.checkpoint_every=5",
-]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    """Twenty small documents in JSON lines."""
-    folder = tmp_path_factory.mktemp("text")
-    rows = [
-        {"text": "".join(f"item {i * j % 97} of list {i}\n" for j in range(40))} for i in range(20)
-    ]
-    (folder / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-@pytest.fixture
-def command(tmp_path, text, monkeypatch, capsys):
-    """Runs a command in this process; returns (exit code, standard output, standard error)."""
-
-    def run(main, *overrides, small=True):
-        shared = [f"data.root={text}/prepared", f"data.files={text}/*.jsonl"]
-        place = [f"run.root={tmp_path}"] if main is train_command.main else [f"root={tmp_path}"]
-        settings = [*SMALL, *shared] if main is train_command.main and small else []
-        monkeypatch.setattr(sys, "argv", ["command", *settings, *place, *overrides])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit:
-            code = exit.code
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
-
-
-def losses(run: Path, *more: str) -> dict[int, tuple[float, ...]]:
-    rows = [row for row in read(run / "metrics.jsonl") if not is_validation(row)]
-    found = {row["step"]: tuple(row[key] for key in ("loss", *more)) for row in rows}
-    assert len(found) == len(rows), "a step appears twice"
-    return found
+from tests.commands import losses
 
 
 def test_a_run_leaves_what_a_user_expects(command, tmp_path):
@@ -129,70 +60,6 @@ def test_a_run_leaves_what_a_user_expects(command, tmp_path):
     assert len(out) > len("item \n")
 
 
-def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, text):
-    longer = "trainer.tokens=25600"
-    assert command(train_command.main, "run.name=whole", longer)[0] == 0
-    arguments = [
-        sys.executable,
-        "train.py",
-        *SMALL,
-        f"data.root={text}/prepared",
-        f"data.files={text}/*.jsonl",
-        f"run.root={tmp_path}",
-        "run.name=killed",
-        longer,
-    ]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-    _wait_for(lambda: len(read(metrics)) >= 9 if metrics.exists() else False, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = len(losses(tmp_path / "killed"))
-    assert done >= 8
-
-    assert command(train_command.main, "run.name=killed", longer)[0] == 0
-    whole, killed = (
-        losses(tmp_path / name, "learning_rate", "grad_norm", "tokens")
-        for name in ("whole", "killed")
-    )
-    assert killed == whole
-    states = [
-        load(latest(tmp_path / name / "checkpoints"))["state_dict"] for name in ("whole", "killed")
-    ]
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
-
-
-def test_ctrl_c_saves_and_says_how_to_continue(command, tmp_path, text):
-    arguments = [
-        sys.executable,
-        "train.py",
-        *SMALL,
-        "trainer.tokens=1e6",
-        f"data.root={text}/prepared",
-        f"data.files={text}/*.jsonl",
-        f"run.root={tmp_path}",
-        "run.name=stopped",
-    ]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "stopped" / "metrics.jsonl"
-    _wait_for(lambda: len(read(metrics)) >= 3 if metrics.exists() else False, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "the same command continues" in err
-    step = max(losses(tmp_path / "stopped"))
-    assert latest(tmp_path / "stopped" / "checkpoints").name == f"step-{step:08d}.ckpt"
-
-
-def _wait_for(condition, process, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, f"the command ended early: {process.returncode}"
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_micro_batches_change_no_number(command, tmp_path):
     assert command(train_command.main, "run.name=micro", "trainer.tokens=640")[0] == 0
     whole = ["run.name=at-once", "trainer.tokens=640", "trainer.micro_batch_rows=null"]
@@ -223,6 +90,15 @@ def test_a_run_starts_from_another_runs_weights(command, tmp_path):
     for name, value in old.items():
         assert torch.allclose(value, new[name], atol=1e-8), name
 
+    (tmp_path / "old").rename(tmp_path / "renamed")  # no longer needed, once there is a checkpoint
+    code, _, err = command(train_command.main, *branch, "optimizer.adamw_lr=1e-12")
+    assert code == 0, err
+    for file in (tmp_path / "branch" / "checkpoints").iterdir():
+        file.unlink()
+    code, _, err = command(train_command.main, *branch, "optimizer.adamw_lr=1e-12")
+    assert code == 1
+    assert "there is no run 'old'" in err
+
 
 def test_a_checkpoint_of_another_architecture_is_refused(command, tmp_path):
     assert command(train_command.main, "run.name=wide", "trainer.tokens=128")[0] == 0
@@ -235,54 +111,12 @@ def test_a_checkpoint_of_another_architecture_is_refused(command, tmp_path):
     assert not (tmp_path / "narrow").exists()
 
 
-def test_a_run_is_not_continued_with_other_settings(command, tmp_path):
-    assert command(train_command.main, "run.name=fixed", "trainer.tokens=128")[0] == 0
-    code, _, err = command(train_command.main, "run.name=fixed", "optimizer.lr=0.5")
-    assert code == 1
-    assert "optimizer.lr: saved" in err
-    assert "given 0.5" in err
-    assert "run.name" in err
-
-
-def test_damaged_checkpoints_are_not_passed_over_for_a_new_start(command, tmp_path):
-    assert command(train_command.main, "run.name=cut", "trainer.tokens=1280")[0] == 0
-    rows = (tmp_path / "cut" / "metrics.jsonl").read_text()
-    files = list((tmp_path / "cut" / "checkpoints").glob("step-*.ckpt"))
-    for file in files:
-        file.write_bytes(file.read_bytes()[:1000])
-    code, _, err = command(train_command.main, "run.name=cut", "trainer.tokens=1280")
-    assert code == 1
-    assert all(file.name in err for file in files)
-    assert (tmp_path / "cut" / "metrics.jsonl").read_text() == rows
-
-
-def test_a_run_has_one_process(command, tmp_path):
-    assert command(train_command.main, "run.name=held", "trainer.tokens=128")[0] == 0
-    with RunFolder(tmp_path / "held").locked():
-        code, _, err = command(train_command.main, "run.name=held", "trainer.tokens=128")
-    assert code == 1
-    assert "being trained by another process" in err
-
-
 def test_a_folder_that_cannot_be_made_is_one_message(command, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = command(train_command.main, f"run.root={tmp_path}/file")
     assert code == 1
     assert err.startswith("error:")
     assert "Traceback" not in err
-
-
-def test_a_run_is_not_continued_on_other_data(command, tmp_path):
-    other = tmp_path / "text"
-    other.mkdir()
-    for i in range(4):
-        (other / f"{i}.txt").write_text(f"another text {i}\n" * 400)
-    files = f"data.files={other}/*.txt"
-    assert command(train_command.main, "run.name=bound", "trainer.tokens=128", files)[0] == 0
-    (other / "4.txt").write_text("one more document\n" * 400)
-    code, _, err = command(train_command.main, "run.name=bound", "trainer.tokens=128", files)
-    assert code == 1
-    assert "the text or the tokenizer changed" in err
 
 
 @pytest.mark.parametrize(
@@ -321,35 +155,3 @@ def test_unreadable_text_leaves_nothing_behind(command, tmp_path, content, named
     assert named in err
     assert not list(tmp_path.glob("prepared/*"))
     assert not (tmp_path / "bad").exists()
-
-
-def test_a_full_disk_leaves_the_earlier_checkpoint(command, tmp_path, text):
-    assert command(train_command.main, "run.name=full", "trainer.tokens=640")[0] == 0
-    before = latest(tmp_path / "full" / "checkpoints")
-    config = tmp_path / "full" / "config.yaml"
-    config.write_text(config.read_text().replace("tokens: 640", "tokens: 2560"))
-    script = (
-        "import resource, signal, sys, runpy\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({before.stat().st_size // 2},) * 2)\n"
-        "runpy.run_path('train.py', run_name='__main__')\n"
-    )
-    arguments = [
-        sys.executable,
-        "-c",
-        script,
-        *SMALL,
-        f"data.root={text}/prepared",
-        f"data.files={text}/*.jsonl",
-        f"run.root={tmp_path}",
-        "run.name=full",
-    ]
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, env={**os.environ}, timeout=120
-    )
-    assert done.returncode == 1, done.stderr
-    assert "could not write" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert latest(tmp_path / "full" / "checkpoints") == before
-    assert load(before)["global_step"] == 5
-    assert command(train_command.main, "run.name=full")[0] == 0

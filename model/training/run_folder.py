@@ -9,7 +9,8 @@
     wandb_id           the id of the run at Weights & Biases
     summary.json       the closing numbers (see summary.py)
 
-The name of a run carries no time stamp: giving the same command again continues the run.
+The name of a run carries no time stamp: giving the same command again continues the run. Nothing in
+the folder depends on the folder's own name or place, so it may be renamed and moved.
 """
 
 import fcntl
@@ -43,7 +44,7 @@ _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 class RunFolder:
     """The paths inside a run's folder, and how it is created and continued.
 
-    Only rank 0 calls `open`; the other ranks use the paths.
+    Only rank 0 calls `check` and `open`; the other ranks use the paths.
 
     Args:
         path: the folder; its last part is the run's name, its parent is created when missing.
@@ -81,6 +82,19 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether the run was created before (a folder appears only when it is complete)."""
         return self.config_file.is_file()
+
+    def check(self, config: Any, may_change: Collection[str]) -> None:
+        """Raises what `open` and `locked` would raise; to be called before any work is done.
+
+        Arguments as for `open`. Nothing is created where there is no run yet.
+        """
+        given = plain(config)
+        if self.exists:
+            check_unchanged(self, self.config(), given, may_change)
+            with self.locked():
+                pass
+        else:
+            self._check_free()
 
     def open(self, config: Any, may_change: Collection[str]) -> bool:
         """Creates the run, or continues it when it exists; returns whether it is continued.
@@ -128,12 +142,15 @@ class RunFolder:
         """The saved configuration."""
         return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
 
-    def _create(self, config: dict[str, Any]) -> None:
+    def _check_free(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ValueError(
                 f"{self.path} exists but holds no run (no config.yaml). Give another run.name, "
                 f"or move it away: mv {self.path} {self.path}.old"
             )
+
+    def _create(self, config: dict[str, Any]) -> None:
+        self._check_free()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._remove_killed_starts()
         # Filled under another name and renamed: a start that is killed here blocks nothing.

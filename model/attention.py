@@ -1,97 +1,128 @@
-"""Causal softmax attention over packed documents, full or with a sliding window.
+"""Causal softmax attention over packed documents, from one description of what is visible.
 
-One function, two ways through it: document by document with the fused kernel where positions of
-documents can be read on the host (CPU, eager), one masked call otherwise. Documents cost the sum
-of their squares, a window costs length times window.
+Three ways through `attention`, with equal results:
+
+- CPU, eager: document by document with the fused kernel. Documents cost the sum of their squares,
+  a window costs length times (window + anchors) in time and memory.
+- CUDA, where `prepare_block_mask` was called for the batch (training and evaluation):
+  flex_attention, see model/flex.py.
+- Otherwise (compiled for a CPU, prompts and short rows on a GPU, other devices): one call with a
+  mask of length times length, and as many per head with ALiBi.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention_mask import AttentionMask
+from model.flex import flex
+from model.kv_cache import KVState
 from model.sequence import SequenceInfo
+
+# Queries that share one explicit mask: few enough to bound its memory, enough for the kernel.
+_QUERY_BLOCK = 256
 
 
 def attention(
-    q_bthd: Tensor, k_bshd: Tensor, v_bshd: Tensor, info: SequenceInfo, window: int | None
+    q_bthd: Tensor, k_bthd: Tensor, v_bthd: Tensor, info: SequenceInfo, mask: AttentionMask
 ) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over the earlier tokens of the same document.
+    """softmax(q k^T / sqrt(D) [- slope distance]) v over what `mask` shows of the same document.
 
     Args:
-        q_bthd: [B, T, H, D]; k_bshd, v_bshd: [B, T, Hkv, D] with Hkv dividing H.
-        window: a query sees itself and the `window - 1` tokens before it; None: all.
+        q_bthd: [B, T, H, D]; k_bthd, v_bthd: [B, T, Hkv, D] with Hkv dividing H.
 
     Returns:
         [B, T, H, D].
     """
-    q, k, v = (x.transpose(1, 2) for x in (q_bthd, k_bshd, v_bshd))
-    length = q.shape[2]
-    if info.segments is None:
-        return _one_document(q, k, v, window).transpose(1, 2)
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
-        rows = []
-        for row, ranges in enumerate(info.document_ranges()):
-            at = slice(row, row + 1)
-            parts = [
-                _one_document(q[at, :, a:b], k[at, :, a:b], v[at, :, a:b], window)
-                for a, b in ranges
-            ]
-            rows.append(torch.cat(parts, dim=2) if len(parts) > 1 else parts[0])
-        return torch.cat(rows).transpose(1, 2)
-    index = torch.arange(length, device=q.device)
-    mask = visible(info.segments, index, info.segments, index, window)
-    return _sdpa(q, k, v, attn_mask=mask).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q_bthd, k_bthd, v_bthd))
+    blocks = info.block_masks.get(mask)
+    if blocks is not None:
+        y = flex(q, k, v, mask, blocks)
+    elif q.device.type == "cpu" and not torch.compiler.is_compiling():
+        y = _by_document(q, k, v, info, mask)
+    else:
+        y = _masked(q, k, v, info, info, mask)
+    return y.transpose(1, 2)
 
 
 def cached_attention(
-    q_bthd: Tensor,
-    k_bshd: Tensor,
-    v_bshd: Tensor,
-    segments_bt: Tensor,
-    segments_bs: Tensor,
-    window: int | None,
+    q_bthd: Tensor, keys: KVState, info: SequenceInfo, mask: AttentionMask
 ) -> Tensor:
-    """As `attention`, for T new queries at the end of S >= T keys (the cache and the new ones).
-
-    segments_bt, segments_bs: document numbers of the queries and of the keys.
-    """
-    new, total = q_bthd.shape[1], k_bshd.shape[1]
-    index = torch.arange(total, device=q_bthd.device)
-    mask = visible(segments_bt, index[total - new :], segments_bs, index, window)
-    q, k, v = (x.transpose(1, 2) for x in (q_bthd, k_bshd, v_bshd))
-    return _sdpa(q, k, v, attn_mask=mask).transpose(1, 2)
-
-
-def visible(
-    query_segments: Tensor,
-    query_index: Tensor,
-    key_segments: Tensor,
-    key_index: Tensor,
-    window: int | None,
-) -> Tensor:
-    """Which keys each query sees: bool [B, 1, T, S], causal, same document, inside the window."""
-    distance = query_index[:, None] - key_index[None, :]
-    near = distance >= 0
-    if window is not None:
-        near = near & (distance < window)
-    return (near & (query_segments[:, :, None] == key_segments[:, None, :]))[:, None]
-
-
-def _one_document(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    length = q.shape[2]
-    if window is None or length <= window:
-        return _sdpa(q, k, v, is_causal=True)
-    # Blocks of `window` queries see their own block and the one before it.
+    """As `attention`, for new queries with `info` (T tokens) that end the S >= T `keys`."""
+    q, k, v = (x.transpose(1, 2) for x in (q_bthd, keys.k, keys.v))
+    key_info = SequenceInfo(keys.segments, keys.positions)
     outputs = []
-    for start in range(0, length, window):
-        end, first = min(start + window, length), max(start - window + 1, 0)
-        query_index = torch.arange(start, end, device=q.device)[:, None]
-        key_index = torch.arange(first, end, device=q.device)[None]
-        near = (key_index <= query_index) & (query_index - key_index < window)
-        outputs.append(
-            _sdpa(q[:, :, start:end], k[:, :, first:end], v[:, :, first:end], attn_mask=near)
-        )
+    for start in range(0, q.shape[2], _QUERY_BLOCK):
+        at = slice(start, start + _QUERY_BLOCK)
+        query_info = SequenceInfo(info.segments[:, at], info.positions[:, at])
+        outputs.append(_masked(q[:, :, at], k, v, query_info, key_info, mask))
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _by_document(
+    q: Tensor, k: Tensor, v: Tensor, info: SequenceInfo, mask: AttentionMask
+) -> Tensor:
+    if info.segments is None:
+        return _one_document(q, k, v, mask)
+    rows = []
+    for row, ranges in enumerate(info.document_ranges()):
+        at = slice(row, row + 1)
+        parts = [
+            _one_document(q[at, :, a:b], k[at, :, a:b], v[at, :, a:b], mask) for a, b in ranges
+        ]
+        rows.append(torch.cat(parts, dim=2) if len(parts) > 1 else parts[0])
+    return torch.cat(rows)
+
+
+def _one_document(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    """Attention over whole documents [B, H, T, D], in blocks of queries where a mask is needed."""
+    heads, length = q.shape[1:3]
+    windowed = mask.window is not None and mask.window < length
+    if not windowed and not mask.alibi:
+        return _sdpa(q, k, v, is_causal=True)
+    block = min(length, max(_QUERY_BLOCK, mask.window) if windowed else _QUERY_BLOCK)
+    reach = mask.window - 1 if windowed else length  # most keys that a block sees before itself
+    index = torch.arange(reach + block, device=q.device)
+
+    def explicit(query: Tensor, key: Tensor) -> Tensor:
+        distance = query[:, None] - key
+        return mask.for_sdpa(mask.visible(distance, key), distance, heads, q.dtype)
+
+    # Distances near a block are the same for all blocks: one mask, of which each block takes a
+    # part. Its keys count as no anchors, which stand before the others.
+    shifted = index + mask.anchors
+    near = explicit(shifted[reach:], shifted)
+    outputs = []
+    for start in range(0, length, block):
+        end = min(start + block, length)
+        anchors = min(mask.anchors, end) if windowed else 0
+        first = max(start - reach, anchors)
+        seen = near[..., : end - start, reach - (start - first) : reach + end - start]
+        keys, values = k[:, :, first:end], v[:, :, first:end]
+        if anchors:
+            query = torch.arange(start, end, device=q.device)
+            far = explicit(query, torch.arange(anchors, device=q.device))
+            seen = torch.cat((far, seen), dim=-1)
+            keys = torch.cat((k[:, :, :anchors], keys), dim=2)
+            values = torch.cat((v[:, :, :anchors], values), dim=2)
+        outputs.append(_sdpa(q[:, :, start:end], keys, values, attn_mask=seen))
     return torch.cat(outputs, dim=2)
+
+
+def _masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: SequenceInfo,
+    keys: SequenceInfo,
+    mask: AttentionMask,
+) -> Tensor:
+    """One call with an explicit mask; of [B, H, T, D] queries and [B, Hkv, S, D] keys."""
+    distance = queries.positions[:, :, None] - keys.positions[:, None]
+    seen = mask.visible(distance, keys.positions[:, None])
+    if queries.segments is not None:
+        seen = seen & (queries.segments[:, :, None] == keys.segments[:, None])
+    return _sdpa(q, k, v, attn_mask=mask.for_sdpa(seen, distance, q.shape[1], q.dtype))
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:

@@ -20,17 +20,21 @@ _NON_NEGATIVE_MAPS = ("elu1", "relu")
 
 
 class SoftmaxSettings(Settings):
-    """Softmax attention: grouped-query heads, rotary or no positions, full or sliding window."""
+    """Softmax attention: grouped-query heads; rotary, ALiBi or no positions; full or windowed."""
 
     kind: Literal["softmax"]
     heads: Count = Field(description="query heads")
     kv_heads: Count = Field(description="key and value heads; divides heads")
     head_dim: Count | None = Field(description="width of a head; null: d_model / heads")
-    rope_base: Positive | None = Field(description="base of the rotary angles; null: NoPE")
+    rope_base: Positive | None = Field(description="base of the rotary angles; null: none")
     window: Count | None = Field(description="tokens a query sees, itself included; null: all")
+    anchors: CountOrZero = Field(
+        description="first tokens of a document that stay visible outside of the window"
+    )
+    alibi: bool = Field(description="scores fall linearly with distance, by a slope per head")
 
     @model_validator(mode="after")
-    def _heads_divide(self):
+    def _options_make_sense(self):
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
@@ -40,6 +44,16 @@ class SoftmaxSettings(Settings):
             raise ValueError(
                 f"head_dim={self.head_dim} is odd, and rotary positions turn pairs: give an even "
                 "head_dim, or rope_base=null"
+            )
+        if self.anchors and self.window is None:
+            raise ValueError(
+                f"anchors={self.anchors} needs a window: without one every query sees the whole "
+                "document; give a window, such as 256, or anchors=0"
+            )
+        if self.alibi and self.rope_base is not None:
+            raise ValueError(
+                f"alibi=true with rope_base={self.rope_base}: one kind of positions per mixer; "
+                "use rope_base=null, or alibi=false"
             )
         return self
 

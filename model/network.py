@@ -60,6 +60,9 @@ class LanguageModel(nn.Module):
         segments: int [B, T] document numbers, non-decreasing along a row; None: one document.
         """
         info = SequenceInfo.of(tokens, segments)
+        for module in self.modules():
+            if hasattr(module, "prepare"):
+                module.prepare(info)
         x = self.embedding(tokens)
         for block in self.blocks:
             x, _ = block(x, info)

@@ -17,10 +17,12 @@ class SequenceInfo:
 
     segments: int [B, T], non-decreasing along a row, or None when every row is one document.
     positions: int64 [B, T] or [1, T]: tokens since the start of the document.
+    block_masks: of flex_attention, by description; see model/flex.py.
     """
 
     segments: Tensor | None
     positions: Tensor
+    block_masks: dict = field(default_factory=dict, repr=False)
     _rotations: dict = field(default_factory=dict, repr=False)
     _ranges: list = field(default_factory=list, repr=False)
 

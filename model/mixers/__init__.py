@@ -8,7 +8,9 @@ Every mixer is a module with
   (nested) named tuples of tensors with the batch first, and are never changed in place;
 - `flops_per_token(length)`: forward floating-point operations per token at a row length;
 - `state_bytes(length)`: bytes that decoding carries per row after `length` tokens;
-- `residual_outputs()`: the projections that write into the residual stream (for initialisation).
+- `residual_outputs()`: the projections that write into the residual stream (for initialisation);
+- optionally `prepare(info)`: puts what several layers share into the `SequenceInfo` of a batch,
+  before the first block and outside of what is compiled.
 
 A new kind of mixer is one class, one settings class in model/config.py and one line below.
 """

@@ -1,21 +1,13 @@
 """Softmax attention as a mixer: grouped-query heads, rotary or no positions, KV cache."""
 
-from typing import NamedTuple
-
-import torch
 from torch import Tensor, nn
 
 from model.attention import attention, cached_attention
+from model.attention_mask import AttentionMask
 from model.config import SoftmaxSettings
+from model.flex import prepare_block_mask
+from model.kv_cache import KVState, extend, trim
 from model.sequence import SequenceInfo, rotate
-
-
-class KVState(NamedTuple):
-    """Keys (rotated) and values of the tokens that later queries may see."""
-
-    k: Tensor  # [B, S, Hkv, D]
-    v: Tensor  # [B, S, Hkv, D]
-    segments: Tensor  # int64 [B, S]
 
 
 class SoftmaxMixer(nn.Module):
@@ -36,7 +28,8 @@ class SoftmaxMixer(nn.Module):
                     "head_dim, or rope_base=null"
                 )
         self.heads, self.kv_heads, self.head_dim = settings.heads, settings.kv_heads, head_dim
-        self.rope_base, self.window = settings.rope_base, settings.window
+        self.rope_base = settings.rope_base
+        self.mask = AttentionMask(settings.window, settings.anchors, settings.alibi)
         self.q = nn.Linear(d_model, self.heads * head_dim, bias=False)
         self.k = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
         self.v = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
@@ -56,35 +49,27 @@ class SoftmaxMixer(nn.Module):
             rotation = info.rotation(self.head_dim, self.rope_base)
             q, k = rotate(q, rotation), rotate(k, rotation)
 
+        keys = extend(state, k, v, info) if keep_state or state is not None else None
         if state is None:
-            segments = info.segments
-            y = attention(q, k, v, info, self.window)
+            y = attention(q, k, v, info, self.mask)
         else:
-            k = torch.cat((state.k.to(k.dtype), k), dim=1)
-            v = torch.cat((state.v.to(v.dtype), v), dim=1)
-            segments = torch.cat((state.segments, info.segments), dim=1)
-            y = cached_attention(q, k, v, info.segments, segments, self.window)
+            y = cached_attention(q, keys, info, self.mask)
+        return self.out(y.flatten(-2)), trim(keys, self.mask) if keep_state else None
 
-        kept = None
-        if keep_state:
-            if segments is None:
-                segments = torch.zeros(k.shape[:2], dtype=torch.int64, device=k.device)
-            # The next query sees itself and the `window - 1` tokens before it.
-            first = 0 if self.window is None else max(0, k.shape[1] - (self.window - 1))
-            kept = KVState(*(x[:, first:] for x in (k, v, segments)))
-        return self.out(y.flatten(-2)), kept
+    def prepare(self, info: SequenceInfo) -> None:
+        if self.rope_base is not None:
+            info.rotation(self.head_dim, self.rope_base)
+        prepare_block_mask(info, self.mask)
 
     def flops_per_token(self, length: int) -> float:
         weights = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.out))
-        seen = (length + 1) / 2  # keys per query, on average over a causal row
-        if self.window is not None and self.window < length:
-            w = self.window
-            seen = (w * (w + 1) / 2 + (length - w) * w) / length
-        return 2 * weights + 4 * seen * self.heads * self.head_dim
+        # Per key seen: q^T k and the weighted sum of v, and ALiBi's slope times distance.
+        per_key = 4 * self.heads * self.head_dim + (2 * self.heads if self.mask.alibi else 0)
+        return 2 * weights + per_key * self.mask.mean_visible(length)
 
     def state_bytes(self, length: int) -> int:
-        kept = length if self.window is None else min(length, self.window - 1)
-        return kept * (2 * self.kv_heads * self.head_dim * self.k.weight.element_size() + 8)
+        per_key = 2 * self.kv_heads * self.head_dim * self.k.weight.element_size() + 2 * 8
+        return self.mask.most_kept(length) * per_key
 
     def residual_outputs(self) -> list[nn.Linear]:
         return [self.out]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from model.network import LanguageModel
 from tests.composing import PRESETS, composed, small_model
@@ -240,30 +239,6 @@ def test_a_window_sees_exactly_its_width():
     changed[0, 20] = (changed[0, 20] + 1) % 64
     difference = (model(tokens) - model(changed)).abs().amax(dim=-1)[0]
     assert difference.nonzero().flatten().tolist() == list(range(20, 36))
-
-
-@pytest.mark.parametrize("window", [None, 1, 5, 16, 200])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_equals_the_formula(window, kv_heads):
-    from model.attention import attention
-    from model.sequence import SequenceInfo
-
-    torch.manual_seed(0)
-    q = torch.randn(2, 70, 4, 8, dtype=torch.float64)
-    k, v = (torch.randn(2, 70, kv_heads, 8, dtype=torch.float64) for _ in range(2))
-    segments = torch.zeros(2, 70, dtype=torch.int64)
-    segments[0, 31:] = 1
-    segments[1, 1:] = 1
-    segments[1, 64:] = 3
-    got = attention(q, k, v, SequenceInfo.of(segments, segments), window)
-
-    k, v = (x.repeat_interleave(4 // kv_heads, dim=2) for x in (k, v))
-    scores = torch.einsum("bthd,bshd->bhts", q, k) / 8**0.5
-    distance = torch.arange(70)[:, None] - torch.arange(70)
-    seen = (distance >= 0) & (distance < (window or 1000))
-    seen = seen & (segments[:, :, None] == segments[:, None, :])
-    weights = F.softmax(scores.masked_fill(~seen[:, None], float("-inf")), dim=-1)
-    assert torch.allclose(got, torch.einsum("bhts,bshd->bthd", weights, v))
 
 
 def test_rotary_angles_are_exact_far_into_a_document():

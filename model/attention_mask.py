@@ -1,0 +1,88 @@
+"""Which earlier tokens a query of softmax attention sees, and what their distance costs.
+
+One description: the document-by-document path, masked attention, the cache and flex_attention all
+ask it element by element, so that they cannot disagree.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class AttentionMask(NamedTuple):
+    """Causal attention inside a document, and options on top of it.
+
+    window: a query sees itself and the `window - 1` tokens before it; None: all of them.
+    anchors: the first tokens of the document that stay visible outside of the window (attention
+        sinks; Xiao et al., 2023, StreamingLLM), one set per document for all its queries.
+    alibi: scores fall linearly with distance, faster in some heads than in others (Press et al.,
+        2022).
+    """
+
+    window: int | None = None
+    anchors: int = 0
+    alibi: bool = False
+
+    def visible(self, distance: Tensor, key_position: Tensor) -> Tensor:
+        """Whether a query sees a key of its own document, bool, element by element.
+
+        distance: tokens from the key to the query, negative for later keys.
+        key_position: tokens from the start of the document to the key.
+        """
+        seen = distance >= 0
+        if self.window is None:
+            return seen
+        near = distance < self.window
+        if self.anchors:
+            near = near | (key_position < self.anchors)
+        return seen & near
+
+    def for_sdpa(self, visible: Tensor, distance: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        """The `attn_mask` of scaled_dot_product_attention, of the dtype of the queries.
+
+        visible: bool [..., T, S]; distance: [..., T, S].
+
+        Returns:
+            `visible` with a head axis [..., 1, T, S], or with ALiBi scores to add [..., H, T, S].
+        """
+        visible, distance = visible.unsqueeze(-3), distance.unsqueeze(-3)
+        if not self.alibi:
+            return visible
+        head = torch.arange(heads, device=distance.device)[:, None, None]
+        # In float64 until the end: a mask of another dtype than the queries is read as garbage.
+        bias = alibi_slope(head, heads, torch.float64) * -distance
+        return torch.where(visible, bias, -torch.inf).to(dtype)
+
+    def mean_visible(self, length: int) -> float:
+        """Keys per query, on average over a document of `length` tokens."""
+        if self.window is None or self.window >= length:
+            return (length + 1) / 2
+        inside = _triangle(self.window) + (length - self.window) * self.window
+        # The query at position p sees min(anchors, p + 1 - window) anchors outside of its window.
+        outside = length - self.window
+        rising = min(self.anchors, outside)
+        return (inside + _triangle(rising) + (outside - rising) * self.anchors) / length
+
+    def most_kept(self, length: int) -> int:
+        """Keys that later queries may see after a document of `length` tokens."""
+        if self.window is None:
+            return length
+        return min(length, self.anchors + self.window - 1)
+
+
+def alibi_slope(head: Tensor, heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What a step of distance costs in the scores of head number `head` (from 0) of `heads`.
+
+    The sequence 2^(-8/n), 2^(-16/n), .. , 2^-8 for n = heads, a power of two; otherwise that of the
+    next lower power n, then every other one of the sequence for 2n. Computed from the number, not
+    looked up: flex_attention then captures no tensor.
+    """
+    power = 2 ** (heads.bit_length() - 1)
+    step = 8 / power
+    exponent = torch.where(head < power, head + 1, head - power + 0.5) * step
+    return torch.exp2(-exponent.to(dtype))
+
+
+def _triangle(n: int) -> float:
+    return n * (n + 1) / 2

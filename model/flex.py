@@ -1,0 +1,138 @@
+"""Softmax attention by flex_attention, which skips the blocks of scores that nobody sees.
+
+Used on CUDA. Block masks are made for a whole batch before the first layer and shared by all layers
+of one description, outside of what is compiled.
+
+What is tested where: flex_attention runs on a CPU without gradients, so the tests compare its
+eager outputs with float64 there, the lists of blocks (which the eager form does not read) with
+those of torch's own `create_block_mask`, and trace a compiled block. The compiled CUDA kernel and
+its gradients need a GPU and are not exercised by the tests.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from model.attention_mask import AttentionMask, alibi_slope
+from model.sequence import SequenceInfo
+
+BLOCK = 128
+"""Tokens of a block of the mask, flex_attention's own default."""
+
+_DEVICES = ("cuda",)  # that have the fused kernel, with gradients
+_SMALLEST_WIDTH = 16  # of a head, for the kernel's matrix products; wider ones need no padding
+
+
+def prepare_block_mask(info: SequenceInfo, mask: AttentionMask) -> None:
+    """Makes the block mask of a batch on CUDA, unless another layer has; other devices use none.
+
+    Rows shorter than a block have nothing to skip and get none.
+    """
+    used = info.positions.device.type in _DEVICES and info.positions.shape[1] >= BLOCK
+    if used and mask not in info.block_masks:
+        copy = AttentionMask(*mask)  # with the layer's own object, its compiled code fits no other
+        info.block_masks[copy] = block_mask(info, copy)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, blocks: BlockMask) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v under `mask`.
+
+    Args:
+        q: [B, H, T, D]; k, v: [B, Hkv, T, D] with Hkv dividing H.
+        blocks: of `block_mask`, for these rows.
+
+    Returns:
+        [B, H, T, D].
+    """
+    width = q.shape[-1]
+    if width < _SMALLEST_WIDTH:
+        q, k, v = (F.pad(x, (0, _SMALLEST_WIDTH - width)) for x in (q, k, v))
+    attend = _compiled() if q.device.type == "cuda" else flex_attention
+    y = attend(
+        q,
+        k,
+        v,
+        score_mod=_score_mod(q.shape[1]) if mask.alibi else None,
+        block_mask=blocks,
+        scale=width**-0.5,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y[..., :width]
+
+
+def block_mask(info: SequenceInfo, mask: AttentionMask) -> BlockMask:
+    """The mask of a batch as lists of blocks: to compute, to mask by element, to skip.
+
+    Found from the tokens at the borders of blocks: [B, T / BLOCK, T / BLOCK] numbers, where
+    `create_block_mask` would form all [B, T, T] unless it is compiled.
+    """
+    some, every = _visible_blocks(info, mask)
+    partial = some & ~every
+    length = info.positions.shape[1]
+    return BlockMask.from_kv_blocks(
+        *_listed(partial),
+        *_listed(every),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_mask_mod(info, mask),
+        seq_lengths=(length, length),
+    )
+
+
+def _mask_mod(info: SequenceInfo, mask: AttentionMask) -> Callable[..., Tensor]:
+    segments, positions = info.segments, info.positions
+    if segments is None:
+        return lambda b, h, query, key: mask.visible(query - key, key)
+
+    def in_document(b, h, query, key):
+        same = segments[b, query] == segments[b, key]
+        return same & mask.visible(query - key, positions[b, key])
+
+    return in_document
+
+
+def _score_mod(heads: int) -> Callable[..., Tensor]:
+    return lambda score, b, h, query, key: score - alibi_slope(h, heads) * (query - key)
+
+
+def _visible_blocks(info: SequenceInfo, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+    """Pairs of a query block and a key block of which some, or all, pairs of tokens are visible.
+
+    bool [B or 1, query blocks, key blocks] both. A last block that is not full counts as partial,
+    as in `create_block_mask`.
+    """
+    length = info.positions.shape[1]
+    first = torch.arange(0, length, BLOCK, device=info.positions.device)
+    last = (first + BLOCK - 1).clamp(max=length - 1)
+    segments = torch.zeros_like(info.positions) if info.segments is None else info.segments
+
+    # Axes: row, query block, key block. Of earlier key blocks only one document can be visible:
+    # the one the query block starts in, if the key block ends in it (numbers never decrease).
+    query_first, query_last = first[:, None], last[:, None]
+    key_first, key_last = first[None], last[None]
+    earlier = key_last < query_first
+    some = earlier & (segments[:, first, None] == segments[:, None, last])
+    every = earlier & (segments[:, last, None] == segments[:, None, first])
+    every = every & (query_last - query_first == BLOCK - 1)
+    if mask.window is not None:
+        start = (first - info.positions[:, first])[:, :, None]  # of the document
+        has_anchor = (key_first - start).clamp(min=0) < mask.anchors
+        some = some & ((query_first - key_last < mask.window) | has_anchor)
+        farthest = torch.maximum(key_first, start + mask.anchors)  # key that is no anchor
+        every = every & ((query_last - farthest < mask.window) | (farthest > key_last))
+    return some | torch.eye(len(first), dtype=torch.bool, device=first.device), every
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, Q, K] flags as counts [B, 1, Q] and key block numbers [B, 1, Q, K], chosen ones first."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1)[:, None].to(torch.int32), order[:, None].to(torch.int32)
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    # fullgraph: an error instead of the slow form that holds all scores.
+    return torch.compile(flex_attention, fullgraph=True)

@@ -144,7 +144,7 @@ def train(
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
     from data.module import PackedDataModule
-    from model.training.catch_up import CatchUpValidation
+    from model.training.catch_up import CatchUpValidation, validate_last_step
     from model.training.checkpoints import Checkpoints, latest, resumable
     from model.training.metrics import Metrics
     from model.training.module import TrainingModule
@@ -211,6 +211,7 @@ def train(
             ]
             try:
                 trainer.fit(module, data, ckpt_path=start)
+                validate_last_step(trainer, module, data, folder.metrics_file)
             except StopRequested as stopped:
                 print(stopped, file=sys.stderr)
                 sys.exit(stop.exit_code)

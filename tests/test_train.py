@@ -9,7 +9,7 @@ import eval as eval_command
 import generate as generate_command
 import train as train_command
 from model.training.checkpoint_io import load
-from model.training.checkpoints import latest
+from model.training.checkpoints import best, latest
 from model.training.metrics_file import is_validation, read
 from tests.commands import losses
 
@@ -41,7 +41,7 @@ def test_a_run_leaves_what_a_user_expects(command, tmp_path):
     ):
         assert part in out
     validated = [row["step"] for row in read(run / "metrics.jsonl") if is_validation(row)]
-    assert validated == [7, 14]
+    assert validated == [7, 14, 20]
 
     code, out, _ = command(eval_command.main, "run=first")
     assert code == 0
@@ -64,6 +64,8 @@ def test_micro_batches_change_no_number(command, tmp_path):
     assert command(train_command.main, "run.name=micro", "trainer.tokens=640")[0] == 0
     whole = ["run.name=at-once", "trainer.tokens=640", "trainer.micro_batch_rows=null"]
     assert command(train_command.main, *whole)[0] == 0
+    # Five steps: validated after the last one alone.
+    assert best(tmp_path / "micro" / "checkpoints").name == "step-00000005.ckpt"
     left, right = losses(tmp_path / "micro"), losses(tmp_path / "at-once")
     assert [a for (a,) in left.values()] == pytest.approx([b for (b,) in right.values()], rel=1e-5)
 

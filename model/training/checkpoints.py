@@ -76,10 +76,12 @@ class Checkpoints(Callback):
         self._files = CheckpointFiles(pl_module, self.model_config)
         trainer.strategy.checkpoint_io = self._files
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         # A run continued from its own checkpoint already has that step's file.
-        if trainer.ckpt_path is not None and is_complete(self.path(trainer.global_step)):
-            self._saved_step = trainer.global_step
+        if is_complete(self.path(checkpoint["global_step"])):
+            self._saved_step = checkpoint["global_step"]
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step % self.every_steps == 0:
@@ -87,7 +89,7 @@ class Checkpoints(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(METRIC)
-        if trainer.sanity_checking or trainer.state.fn != "fit" or value is None:
+        if trainer.sanity_checking or value is None:
             return
         value = float(value)
         best = read_best(self.folder)

@@ -101,7 +101,9 @@ class TrainerSettings(Settings):
     max_skipped_steps: Count = Field(
         description="optimizer steps in a row with a non-finite gradient before the run stops"
     )
-    validate_every: Count = Field(description="optimizer steps between validations")
+    validate_every: Count = Field(
+        description="optimizer steps between validations; the last step is validated too"
+    )
     validation_rows: Count = Field(description="rows per validation batch")
     validation_batches: Count | None = Field(
         description="batches of a validation during training; null: the whole split"

@@ -36,14 +36,14 @@ class Metrics(Callback):
         self.train_seconds = 0.0
         """Seconds of training over all starts up to the last step, without validation."""
         self.tokens = 0
+        self._started = False
         self._written_step = 0
         self._clock = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = time.perf_counter()
         self._written_step = trainer.global_step
-        if trainer.is_global_zero:
-            self.tracker.start(cut(self.path, trainer.global_step))
+        self._start(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         assert pl_module.last_metrics["step"] == trainer.global_step
@@ -56,10 +56,12 @@ class Metrics(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._advance_clock()
+        elif not self._started:  # no step was left to train
+            self._start(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = time.perf_counter()
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
+        if trainer.sanity_checking or not trainer.is_global_zero:
             return
         values = {
             key: value for key, value in trainer.callback_metrics.items() if key.startswith("val_")
@@ -86,6 +88,11 @@ class Metrics(Callback):
         numbers = {key: _number(value) for key, value in row.items()}
         append(self.path, numbers)
         self.tracker.log(numbers)
+
+    def _start(self, trainer: Trainer) -> None:
+        self._started = True
+        if trainer.is_global_zero:
+            self.tracker.start(cut(self.path, trainer.global_step))
 
     def _write_step(self, trainer: Trainer, module: LightningModule) -> None:
         step = module.last_metrics.get("step", 0)

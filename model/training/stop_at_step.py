@@ -31,11 +31,14 @@ class StopAtStep(Callback):
         # handler, which can hang. It restores ours when training ends.
         self.stop.install()
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.stop.install()  # the same, for the validation after training
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._stop_if_requested(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self._stop_if_requested(trainer)
 
     def _stop_if_requested(self, trainer: Trainer) -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from standin import TOKENS_PER_STEP, Standin, StandinData, make_trainer
 
-from model.training.catch_up import CatchUpValidation
-from model.training.checkpoints import Checkpoints, latest
+from model.training.catch_up import CatchUpValidation, validate_last_step
+from model.training.checkpoints import Checkpoints, latest, read_best
 from model.training.metrics import Metrics
 from model.training.metrics_file import append, cut, is_validation, read
 from model.training.tracking import Tracker
@@ -34,6 +34,21 @@ def fit(folder, max_steps=20, log_every=1, module=None, resume=False, every_step
         datamodule=StandinData(),
         ckpt_path=latest(folder / "checkpoints") if resume else None,
     )
+    return recorder, metrics
+
+
+def finish(folder, max_steps=20, module=None, resume=False, every_steps=10, **options):
+    """`fit`, and the validation after the last step."""
+    recorder = Recorder()
+    metrics = Metrics(folder / "metrics.jsonl", 1, recorder)
+    checkpoints = Checkpoints(folder / "checkpoints", every_steps, 2, 0, {})
+    trainer = make_trainer(
+        [metrics, checkpoints, CatchUpValidation(metrics.path)], max_steps, **options
+    )
+    module, data = module or Standin(), StandinData()
+    start = latest(folder / "checkpoints") if resume else None
+    trainer.fit(module, datamodule=data, ckpt_path=start)
+    validate_last_step(trainer, module, data, metrics.path)
     return recorder, metrics
 
 
@@ -140,6 +155,48 @@ def test_a_finished_run_changes_nothing(tmp_path):
     assert metrics.train_seconds > 0
     assert (tmp_path / "metrics.jsonl").read_text() == before
     assert recorder.rows == []
+
+
+@pytest.mark.parametrize(("every", "steps"), [(100, [20]), (8, [8, 16, 20]), (5, [5, 10, 15, 20])])
+def test_the_last_step_is_validated_once_and_a_finished_run_has_a_best_checkpoint(
+    tmp_path, every, steps
+):
+    recorder, metrics = finish(tmp_path, val_check_interval=every)
+    assert validation_steps(metrics.path) == steps
+    rows = read(metrics.path)
+    assert recorder.rows == rows
+    assert rows[-1]["tokens"] == 20 * TOKENS_PER_STEP
+    assert read_best(tmp_path / "checkpoints")["step"] == 20
+    before = metrics.path.read_bytes()
+    recorder, metrics = finish(tmp_path, val_check_interval=every, resume=True)
+    assert metrics.path.read_bytes() == before
+    assert recorder.rows == []
+
+
+@pytest.mark.parametrize("every", [100, 10])
+def test_the_last_validation_is_made_up_for_when_no_step_is_left(tmp_path, every):
+    class CrashInValidation(Standin):
+        def validation_step(self, batch, batch_idx):
+            if self.global_step == 20:
+                raise Crash
+            super().validation_step(batch, batch_idx)
+
+    finish(tmp_path / "whole", val_check_interval=every)
+    with pytest.raises(Crash):
+        finish(tmp_path, module=CrashInValidation(), val_check_interval=every)
+    path = tmp_path / "metrics.jsonl"
+    before = read(path)
+    with open(path, "a") as file:
+        file.write('{"step": 20, "va')  # killed while it wrote the row
+    recorder, _ = finish(tmp_path, resume=True, val_check_interval=every)
+    assert recorder.started == [before]
+    assert read(path) == before + recorder.rows
+    assert [row["step"] for row in recorder.rows] == [20]
+    for key in ("step", "tokens", "loss", "val_bits_per_byte", "val_nats_per_token"):
+        whole = read(tmp_path / "whole" / "metrics.jsonl")
+        assert [row.get(key) for row in read(path)] == [row.get(key) for row in whole]
+    assert read_best(tmp_path / "checkpoints") == read_best(tmp_path / "whole" / "checkpoints")
+    assert recorder.rows[-1]["tokens"] == 20 * TOKENS_PER_STEP
 
 
 def test_values_that_json_lacks_are_kept(tmp_path):

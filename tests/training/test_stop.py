@@ -6,7 +6,7 @@ import sys
 import pytest
 from standin import Standin, StandinData, make_trainer
 
-from model.training.catch_up import CatchUpValidation
+from model.training.catch_up import CatchUpValidation, validate_last_step
 from model.training.checkpoints import Checkpoints, latest
 from model.training.metrics import Metrics
 from model.training.metrics_file import is_validation, read
@@ -45,11 +45,10 @@ def fit(folder, stop, module, resume=False, **options):
         CatchUpValidation(metrics.path),
         StopAtStep(stop, checkpoints),
     ]
-    make_trainer(callbacks, 20, **options).fit(
-        module,
-        datamodule=StandinData(),
-        ckpt_path=latest(folder / "checkpoints") if resume else None,
-    )
+    trainer, data = make_trainer(callbacks, 20, **options), StandinData()
+    start = latest(folder / "checkpoints") if resume else None
+    trainer.fit(module, datamodule=data, ckpt_path=start)
+    validate_last_step(trainer, module, data, metrics.path)
     return module
 
 
@@ -72,8 +71,8 @@ def test_a_signal_saves_the_step_and_the_same_command_continues(tmp_path, number
     assert stop.exit_code == 0
     whole = fit(tmp_path / "whole", Stop(), Standin())
     assert resumed.seen == whole.seen[13:]
-    assert [row["loss"] for row in read(tmp_path / "metrics.jsonl")] == [
-        row["loss"] for row in read(tmp_path / "whole" / "metrics.jsonl")
+    assert [row.get("loss") for row in read(tmp_path / "metrics.jsonl")] == [
+        row.get("loss") for row in read(tmp_path / "whole" / "metrics.jsonl")
     ]
 
 
@@ -86,7 +85,23 @@ def test_a_signal_in_a_validation_ends_it_and_it_is_done_again(tmp_path):
     with Stop() as stop:
         fit(tmp_path, stop, Standin(), resume=True, val_check_interval=12)
     steps = [row["step"] for row in read(tmp_path / "metrics.jsonl") if is_validation(row)]
-    assert steps == [12]
+    assert steps == [12, 20]
+
+
+def test_a_signal_in_the_validation_after_the_last_step_ends_it_and_it_is_done_again(tmp_path):
+    class SignalledAtTheEnd(Standin):
+        def validation_step(self, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().validation_step(batch, batch_idx)
+
+    with Stop() as stop, pytest.raises(StopRequested, match="after step 20") as stopped:
+        fit(tmp_path, stop, SignalledAtTheEnd())
+    assert stopped.value.step == 20
+    assert not any(is_validation(row) for row in read(tmp_path / "metrics.jsonl"))
+    with Stop() as stop:
+        fit(tmp_path, stop, Standin(), resume=True)
+    steps = [row["step"] for row in read(tmp_path / "metrics.jsonl") if is_validation(row)]
+    assert steps == [20]
 
 
 def test_the_first_of_several_signals_counts():

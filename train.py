@@ -249,6 +249,7 @@ def finish(
             "gzip -9": scores["gzip_bits_per_byte"],
             "token frequencies": scores["unigram_bits_per_byte"],
         },
+        scores,
     )
     model.eval()
     tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)

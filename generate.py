@@ -22,6 +22,7 @@ def main(settings: GenerateSettings) -> None:
     from model.training.device import pick_device
     from model.training.load import find_checkpoint, load_model
 
+    check_prompt(settings.prompt)
     device = pick_device(settings.device)
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
     tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
@@ -39,6 +40,24 @@ def main(settings: GenerateSettings) -> None:
     ):
         print(text, end="", flush=True)
     print()
+
+
+def check_prompt(prompt: str) -> None:
+    """Refuses a prompt that was typed as bytes which are not UTF-8, before anything is printed.
+
+    Python hands such bytes of the command line on as lone surrogates, U+DC80 to U+DCFF.
+
+    Raises:
+        ValueError: naming the byte and its place.
+    """
+    typed = prompt.encode("utf-8", errors="surrogateescape")
+    try:
+        typed.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"prompt: byte 0x{typed[error.start]:02x} at position {error.start} is not UTF-8. "
+            "Convert the text to UTF-8 (iconv -f latin1 -t utf-8)"
+        ) from None
 
 
 def continuation(

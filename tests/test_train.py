@@ -1,6 +1,8 @@
 """The commands end to end on small texts: a run, its files, and mistakes."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -58,6 +60,14 @@ def test_a_run_leaves_what_a_user_expects(command, tmp_path):
     assert code == 0
     assert out.startswith("item ")
     assert len(out) > len("item \n")
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_before_it_is_echoed(tmp_path):
+    command = [sys.executable, "generate.py", f"root={tmp_path}", b"prompt=caf\xe9 au lait"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"error: prompt: byte 0xe9 at position 3 is not UTF-8")
 
 
 def test_micro_batches_change_no_number(command, tmp_path):

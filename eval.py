@@ -27,9 +27,9 @@ def main(settings: EvalSettings) -> None:
 
     device = pick_device(settings.device)
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
-    data_folder, index = bound(folder.path)
-    model, _ = load_model(path, device)
     config = folder.config()
+    data_folder, index = bound(folder.path, config)
+    model, _ = load_model(path, device)
     scores = validation_scores(
         model,
         data_folder,

@@ -13,6 +13,7 @@ import difflib
 import functools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from pydantic import BaseModel, ValidationError
 from conf.process import tune_process
 
 CONF = Path(__file__).parent
+
+_UNREADABLE = object()
 
 # A run's files go to runs/<run.name>/: Hydra writes no folders or log files of its own.
 _HYDRA = (
@@ -165,6 +168,22 @@ def rewrite_overrides(
     return rewritten
 
 
+def override(key: str, value: Any) -> str:
+    """What to type in a shell to give `key` exactly `value`: None, a number, text or a list."""
+    return shlex.quote(f"{key}={_literal(value)}")
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{','.join(map(_literal, value))}]"
+    if not isinstance(value, str):
+        return str(value).lower()
+    simple = re.fullmatch(r"[\w./*?-]+", value) and _parsed(f"key={value}") == value
+    return value if simple else _quote(value)
+
+
 def _is_group(name: str) -> bool:
     return "@" in name or "/" in name or name.startswith("hydra") or (CONF / name).is_dir()
 
@@ -190,11 +209,15 @@ def _quote(value: str) -> str:
 
 
 def _parses(override: str) -> bool:
+    return _parsed(override) is not _UNREADABLE
+
+
+def _parsed(override: str) -> Any:
+    """The value that Hydra reads, `_UNREADABLE` where its grammar fails."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        OverridesParser.create().parse_override(override)
+        return OverridesParser.create().parse_override(override).value()
     except HydraException:
-        return False
-    return True
+        return _UNREADABLE

@@ -7,11 +7,19 @@ data set, and never continues on other data under the same name.
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from data.index import TOKENIZER_FILE, Index, read_index
+import yaml
+
+from conf.cli import CONF, override
+from data.index import INDEX_FILE, TOKENIZER_FILE, Index, read_index
 
 RECORD = "data.json"
+
+# The choices that `python -m data.prepare` makes when nothing is typed (conf/prepare.yaml).
+_DEFAULTS = {"data": "stdlib", "tokenizer": "sentencepiece_4k"}
 
 
 def bind(run: Path, folder: Path, index: Index) -> None:
@@ -44,8 +52,10 @@ def bind(run: Path, folder: Path, index: Index) -> None:
     os.replace(partial, path)
 
 
-def bound(run: Path) -> tuple[Path, Index]:
-    """The prepared data set of a run.
+def bound(run: Path, config: Mapping[str, Any]) -> tuple[Path, Index]:
+    """The prepared data set of a run, or another one beside it with the same contents.
+
+    config: the run's configuration, whose sections data and tokenizer tell how to prepare it again.
 
     Raises:
         ValueError: the run has no record, or its data set is gone or has changed.
@@ -54,10 +64,49 @@ def bound(run: Path) -> tuple[Path, Index]:
     if not path.is_file():
         raise ValueError(f"{run} has no {RECORD}: the run never started training")
     saved = json.loads(path.read_text())
-    index = read_index(saved["folder"])
-    if index.fingerprint != saved["fingerprint"]:
+    folder, fingerprint = Path(saved["folder"]), saved["fingerprint"]
+    if not (folder / INDEX_FILE).is_file():
+        same = _same_contents(folder.parent, fingerprint)
+        if same is None:
+            raise ValueError(
+                f"the data set {folder} of run {run.name!r} (contents {fingerprint}) is gone, and "
+                f"none in {folder.parent} has the same contents. {_way_out(config)}"
+            )
+        folder = same
+    index = read_index(folder)
+    if index.fingerprint != fingerprint:
         raise ValueError(
-            f"{saved['folder']} has contents {index.fingerprint}, but run {run.name!r} was trained "
-            f"on {saved['fingerprint']}: prepare the original text again"
+            f"{folder} has contents {index.fingerprint}, but run {run.name!r} was trained on "
+            f"{fingerprint}. {_way_out(config)}"
         )
-    return Path(saved["folder"]), index
+    return folder, index
+
+
+def prepare_command(config: Mapping[str, Any]) -> str:
+    """The command that prepares the data of a run: what differs from the defaults of conf/."""
+    overrides = []
+    for section, default in _DEFAULTS.items():
+        defaults = yaml.safe_load((CONF / section / f"{default}.yaml").read_text(encoding="utf-8"))
+        overrides += [
+            override(f"{section}.{key}", value)
+            for key, value in config[section].items()
+            if value != defaults[key]
+        ]
+    return " ".join(["python -m data.prepare", *overrides])
+
+
+def _way_out(config: Mapping[str, Any]) -> str:
+    given = config["data"]["dir"]
+    if given is not None:
+        return f"Put it back: the run was given that folder, data.dir={given}"
+    return "Prepare the original text again, then repeat this command:\n  " + prepare_command(
+        config
+    )
+
+
+def _same_contents(root: Path, fingerprint: str) -> Path | None:
+    """A prepared folder in `root` by its contents: its name changes with the times of the files."""
+    for path in sorted(root.glob(f"*/{INDEX_FILE}")):
+        if json.loads(path.read_bytes()).get("fingerprint") == fingerprint:
+            return path.parent
+    return None

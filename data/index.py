@@ -154,7 +154,7 @@ def read_index(folder: str | Path) -> Index:
     if not path.is_file():
         raise ValueError(
             f"{folder} is not a prepared data set: it has no {INDEX_FILE}. "
-            "Prepare one with: python -m data.prepare data=... "
+            "Prepare one: python -m data.prepare data.files='FOLDER/*.txt'"
         )
     try:
         raw = json.loads(path.read_bytes())

@@ -1,12 +1,15 @@
 """The commands end to end on small texts: a run, its files, and mistakes."""
 
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import data.prepare as prepare_command
 import eval as eval_command
 import generate as generate_command
 import train as train_command
@@ -68,6 +71,25 @@ def test_a_prompt_that_is_not_utf8_is_refused_before_it_is_echoed(tmp_path):
     assert done.returncode == 1
     assert done.stdout == b""
     assert done.stderr.startswith(b"error: prompt: byte 0xe9 at position 3 is not UTF-8")
+
+
+def test_evaluation_says_how_to_prepare_data_that_is_gone(command, tmp_path, monkeypatch):
+    root = f"data.root={tmp_path}/prepared"
+    assert command(train_command.main, "run.name=first", "trainer.tokens=128", root)[0] == 0
+    shutil.rmtree(tmp_path / "prepared")
+    code, _, err = command(eval_command.main, "run=first")
+    assert code == 1
+    program, *overrides = shlex.split(err.splitlines()[-1].strip().removeprefix("python -m "))
+    assert program == "data.prepare"
+    monkeypatch.setattr(sys, "argv", [program, *overrides])
+    prepare_command.main()
+    assert command(eval_command.main, "run=first")[0] == 0
+
+
+def test_a_run_that_is_not_there_is_named_with_the_command_that_trains_it(command, tmp_path):
+    code, _, err = command(generate_command.main, "run=nowhere")
+    assert code == 1
+    assert err.endswith(f"Train one: python train.py run.name=nowhere run.root={tmp_path}\n")
 
 
 def test_micro_batches_change_no_number(command, tmp_path):

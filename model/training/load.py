@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from conf.cli import check
+from conf.cli import check, override
 from model.config import ModelSettings
 from model.network import LanguageModel
 from model.training.architecture import canonical, fitted_state
@@ -30,7 +30,8 @@ def find_checkpoint(root: str, run: str, which: str) -> tuple[RunFolder, Path]:
         found = sorted(p.parent.name for p in Path(root).glob("*/config.yaml"))
         raise ValueError(
             f"there is no run {run!r} in {root}/; runs there: {', '.join(found) or 'none'}. "
-            f"Train one: python train.py run.name={run}"
+            f"Train one: python train.py {override('run.name', run)}"
+            + (f" {override('run.root', root)}" if root != "runs" else "")
         )
     if which == "latest":
         path = latest(folder.checkpoints)

@@ -1,5 +1,6 @@
 """Command-line overrides: what is refused before any work, and what the message names."""
 
+import shlex
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf.cli import rewrite_arguments, rewrite_overrides
+from conf.cli import override, rewrite_arguments, rewrite_overrides
 from tests.composing import composed
 
 
@@ -89,6 +90,26 @@ def test_free_text_reaches_the_task_unchanged(text):
     container = OmegaConf.create({})
     OmegaConf.update(container, "prompt", value)
     assert OmegaConf.to_container(container, resolve=True) == {"prompt": text}
+
+
+@given(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(0, 1), st.text(), st.lists(st.text())
+    )
+)
+def test_a_suggested_override_gives_the_value_when_it_is_typed(value):
+    (typed,) = shlex.split(override("data.files", value))
+    (rewritten,) = rewrite_overrides([typed])
+    container = OmegaConf.create({})
+    read = OverridesParser.create().parse_override(rewritten.lstrip("+")).value()
+    OmegaConf.update(container, "x", read)
+    assert OmegaConf.to_container(container, resolve=True) == {"x": value}
+
+
+def test_a_simple_suggestion_has_no_needless_quotes():
+    assert override("data.files", "mytext/a-b_1") == "data.files=mytext/a-b_1"
+    assert override("data.files", ["a/b", "c"]) == "'data.files=[a/b,c]'"
+    assert override("data.dir", None) == "data.dir=null"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,12 @@ class SoftmaxSettings(Settings):
         description="first tokens of a document that stay visible outside of the window"
     )
     alibi: bool = Field(description="scores fall linearly with distance, by a slope per head")
+    conv_width: CountOrZero = Field(
+        description="taps of the short convolution of keys and values; 0: none"
+    )
+    recall_init: bool = Field(
+        description="start as a look-up of what followed earlier copies of a token"
+    )
 
     @model_validator(mode="after")
     def _options_make_sense(self):
@@ -49,6 +55,11 @@ class SoftmaxSettings(Settings):
             raise ValueError(
                 f"anchors={self.anchors} needs a window: without one every query sees the whole "
                 "document; give a window, such as 256, or anchors=0"
+            )
+        if self.recall_init and self.conv_width < 2:
+            raise ValueError(
+                f"recall_init=true with conv_width={self.conv_width}: keys must see the token "
+                "before them; give conv_width=4, or recall_init=false"
             )
         if self.alibi and self.rope_base is not None:
             raise ValueError(

@@ -46,14 +46,16 @@ class ConvState(NamedTuple):
 
 
 class ShortConv(nn.Module):
-    """Causal depthwise convolution over time followed by silu; taps never leave the document.
+    """Causal depthwise convolution over time; taps never leave the document.
 
-    y_t = silu(sum_j weight_j x_{t-j}), j = 0 .. width - 1.
+    y_t = silu(sum_j weight_j x_{t-j}), j = 0 .. width - 1, or without the silu.
+
+    delayed: so many leading channels start as the token before, the others as the token itself.
     """
 
-    def __init__(self, dim: int, width: int) -> None:
+    def __init__(self, dim: int, width: int, silu: bool = True, delayed: int = 0) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.silu, self.delayed = width, silu, delayed
         self.weight = nn.Parameter(torch.empty(width, dim))  # row j multiplies x_{t-j}
 
     def forward(
@@ -97,10 +99,12 @@ class ShortConv(nn.Module):
                 )
             start = padded.shape[1] - past
             kept = ConvState(padded[:, start:].clone(), numbers[:, start:].clone())
-        return F.silu(y), kept
+        return F.silu(y) if self.silu else y, kept
 
     def init_weights(self) -> None:
-        # The identity plus a little of the past: training starts close to no convolution.
+        # One token plus a little of the others: training starts close to no convolution.
         nn.init.normal_(self.weight, std=0.1)
         with torch.no_grad():
-            self.weight[0] += 1
+            self.weight[0, self.delayed :] += 1
+            if self.delayed:
+                self.weight[1, : self.delayed] += 1

@@ -1,5 +1,12 @@
-"""Softmax attention as a mixer: grouped-query heads, rotary or no positions, KV cache."""
+"""Softmax attention as a mixer: grouped-query heads, rotary or no positions, KV cache.
 
+Keys and values may pass a short convolution, as in the linear mixers. With it, one layer can look
+up what followed earlier copies of a token; `recall_init` lets training start from there.
+"""
+
+from typing import NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from model.attention import attention, cached_attention
@@ -7,7 +14,14 @@ from model.attention_mask import AttentionMask
 from model.config import SoftmaxSettings
 from model.flex import prepare_block_mask
 from model.kv_cache import KVState, extend, trim
+from model.layers import ConvState, ShortConv
 from model.sequence import SequenceInfo, rotate
+
+
+class SoftmaxMixerState(NamedTuple):
+    cache: KVState
+    conv_k: ConvState | None
+    conv_v: ConvState | None
 
 
 class SoftmaxMixer(nn.Module):
@@ -28,33 +42,64 @@ class SoftmaxMixer(nn.Module):
                     "head_dim, or rope_base=null"
                 )
         self.heads, self.kv_heads, self.head_dim = settings.heads, settings.kv_heads, head_dim
-        self.rope_base = settings.rope_base
+        self.rope_base, self.recall_init = settings.rope_base, settings.recall_init
         self.mask = AttentionMask(settings.window, settings.anchors, settings.alibi)
         self.q = nn.Linear(d_model, self.heads * head_dim, bias=False)
         self.k = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
         self.v = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
+        self.conv_k = self.conv_v = None
+        if settings.conv_width:
+            delayed_heads = -(-self.kv_heads // 2) if self.recall_init else 0
+            width, taps = self.kv_heads * head_dim, settings.conv_width
+            self.conv_k = ShortConv(width, taps, silu=False, delayed=delayed_heads * head_dim)
+            self.conv_v = ShortConv(width, taps, silu=False)
         self.out = nn.Linear(self.heads * head_dim, d_model, bias=False)
 
     def forward(
         self,
         x: Tensor,
         info: SequenceInfo,
-        state: KVState | None = None,
+        state: SoftmaxMixerState | None = None,
         keep_state: bool = False,
-    ) -> tuple[Tensor, KVState | None]:
-        q = self.q(x).unflatten(-1, (self.heads, self.head_dim))
-        k = self.k(x).unflatten(-1, (self.kv_heads, self.head_dim))
-        v = self.v(x).unflatten(-1, (self.kv_heads, self.head_dim))
+    ) -> tuple[Tensor, SoftmaxMixerState | None]:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        conv_k = conv_v = None
+        if self.conv_k is not None:
+            k, conv_k = self.conv_k(k, info.segments, state and state.conv_k, keep_state)
+            v, conv_v = self.conv_v(v, info.segments, state and state.conv_v, keep_state)
+        q = q.unflatten(-1, (self.heads, self.head_dim))
+        k, v = (x.unflatten(-1, (self.kv_heads, self.head_dim)) for x in (k, v))
         if self.rope_base is not None:
             rotation = info.rotation(self.head_dim, self.rope_base)
             q, k = rotate(q, rotation), rotate(k, rotation)
 
-        keys = extend(state, k, v, info) if keep_state or state is not None else None
+        keys = None
+        if keep_state or state is not None:
+            keys = extend(state and state.cache, k, v, info)
         if state is None:
             y = attention(q, k, v, info, self.mask)
         else:
             y = cached_attention(q, keys, info, self.mask)
-        return self.out(y.flatten(-2)), trim(keys, self.mask) if keep_state else None
+        kept = None
+        if keep_state:
+            kept = SoftmaxMixerState(trim(keys, self.mask), conv_k, conv_v)
+        return self.out(y.flatten(-2)), kept
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """With `recall_init`, a query scores highest with keys made from its own token.
+
+        Each key projection starts equal to that of the first query head that reads it, with unit
+        gain, as trained attention tends to look (Trockman and Kolter, 2023, Mimetic initialization
+        of self-attention layers). Half of the key heads see the token before through their
+        convolution: their queries find what followed earlier copies of the current token, which is
+        what induction heads have to learn (Olsson et al., 2022).
+        """
+        if not self.recall_init:
+            return
+        nn.init.normal_(self.q.weight, std=self.q.in_features**-0.5)
+        heads = self.q.weight.view(self.kv_heads, -1, self.head_dim, self.q.in_features)
+        self.k.weight.copy_(heads[:, 0].flatten(0, 1))
 
     def prepare(self, info: SequenceInfo) -> None:
         if self.rope_base is not None:
@@ -65,11 +110,14 @@ class SoftmaxMixer(nn.Module):
         weights = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.out))
         # Per key seen: q^T k and the weighted sum of v, and ALiBi's slope times distance.
         per_key = 4 * self.heads * self.head_dim + (2 * self.heads if self.mask.alibi else 0)
-        return 2 * weights + per_key * self.mask.mean_visible(length)
+        taps = sum(m.weight.numel() for m in (self.conv_k, self.conv_v) if m is not None)
+        return 2 * (weights + taps) + per_key * self.mask.mean_visible(length)
 
     def state_bytes(self, length: int) -> int:
         per_key = 2 * self.kv_heads * self.head_dim * self.k.weight.element_size() + 2 * 8
-        return self.mask.most_kept(length) * per_key
+        past = 0 if self.conv_k is None else self.conv_k.width - 1
+        conv = 2 * past * (self.kv_heads * self.head_dim * self.k.weight.element_size() + 8)
+        return self.mask.most_kept(length) * per_key + conv
 
     def residual_outputs(self) -> list[nn.Linear]:
         return [self.out]

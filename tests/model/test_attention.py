@@ -15,6 +15,8 @@ from model.attention import attention, cached_attention
 from model.attention_mask import AttentionMask, alibi_slope
 from model.flex import BLOCK, block_mask, flex
 from model.kv_cache import extend, trim
+from model.mixers import build_mixer
+from model.mixers.softmax import SoftmaxMixer
 from model.network import LanguageModel
 from model.sequence import SequenceInfo
 from tests.composing import composed, small_model
@@ -242,6 +244,14 @@ VARIANTS = [
         "model.mixers.window.alibi=true",
         "model.mixers.window.kv_heads=1",
     ),
+    (
+        "window softmax",
+        "model.mixers.window.anchors=3",
+        "model.mixers.window.conv_width=3",
+        "model.mixers.softmax.conv_width=4",
+        "model.mixers.softmax.recall_init=true",
+        "model.mixers.softmax.kv_heads=1",
+    ),
 ]
 
 
@@ -332,8 +342,41 @@ def test_flops_and_kept_keys_count_what_is_visible():
         ("model.mixers.softmax.anchors=4", "anchors=4 needs a window"),
         ("model.mixers.softmax.alibi=true", "alibi=true with rope_base=10000.0"),
         ("model.mixers.window.anchors=-1", "anchors"),
+        ("model.mixers.softmax.recall_init=true", "recall_init=true with conv_width=0"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(override, reason):
     with pytest.raises(ValueError, match=reason):
         composed(override)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_recall_init_looks_up_what_followed_the_same_token(kv_heads):
+    mixer: SoftmaxMixer = build_mixer(
+        ("softmax",),
+        composed(
+            "model.d_model=256",
+            f"model.mixers.softmax.kv_heads={kv_heads}",
+            "model.mixers.softmax.conv_width=4",
+            "model.mixers.softmax.recall_init=true",
+            "model.mixers.softmax.rope_base=null",
+        ).model,
+    )
+    torch.manual_seed(0)
+    for module in (mixer.conv_k, mixer.conv_v, mixer):
+        module.init_weights()
+    # Token 20 comes back as token 50. A value that only token 21 has arrives there: through the
+    # first head, whose keys begin as the token before.
+    x = torch.randn(1, 51, 256)
+    x[0, 50] = x[0, 20]
+    mixer.v.weight.zero_()
+    mixer.v.weight[: mixer.head_dim, 0] = 1
+    mixer.out.weight.zero_()
+    mixer.out.weight[0, : mixer.head_dim] = 1
+    x[..., 0] = 0
+    x[0, 21, 0] = 1
+    y, _ = mixer(x, SequenceInfo.of(x[..., 0], None))
+    received = y[0, :, 0] / mixer.head_dim
+    assert received[50] > 0.5
+    assert received[30:50].max() < 0.2

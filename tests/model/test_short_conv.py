@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from model.layers import ShortConv
 
 
-def conv(dim: int = 5, width: int = 4) -> ShortConv:
-    module = ShortConv(dim, width)
+def conv(dim: int = 5, width: int = 4, silu: bool = True) -> ShortConv:
+    module = ShortConv(dim, width, silu)
     torch.manual_seed(0)
     torch.nn.init.normal_(module.weight)
     return module
@@ -21,11 +21,12 @@ def reference(module: ShortConv, x: torch.Tensor, segments: torch.Tensor) -> tor
             for j in range(module.width):
                 if t - j >= 0 and segments[row, t - j] == segments[row, t]:
                     y[row, t] += module.weight[j] * x[row, t - j]
-    return F.silu(y)
+    return F.silu(y) if module.silu else y
 
 
-def test_taps_stay_inside_the_document():
-    module, x = conv(), torch.randn(2, 12, 5)
+@pytest.mark.parametrize("silu", [True, False])
+def test_taps_stay_inside_the_document(silu):
+    module, x = conv(silu=silu), torch.randn(2, 12, 5)
     segments = torch.tensor([[0] * 5 + [1] * 1 + [2] * 6, [3] * 12])
     y, _ = module(x, segments)
     assert torch.allclose(y, reference(module, x, segments), atol=1e-6)
@@ -76,3 +77,12 @@ def test_a_carried_window_of_another_document_is_not_used():
     after, _ = module(x[:, 4:], torch.ones(1, 5, dtype=torch.int64), state)
     alone, _ = module(x[:, 4:], None)
     assert torch.equal(after, alone)
+
+
+def test_delayed_channels_start_as_the_token_before():
+    torch.manual_seed(0)
+    module, x = ShortConv(6, 4, silu=False, delayed=2), torch.randn(1, 50, 6)
+    module.init_weights()
+    y, _ = module(x, None)
+    assert (y[:, 1:, :2] - x[:, :-1, :2]).std() < 0.4
+    assert (y[:, :, 2:] - x[:, :, 2:]).std() < 0.4

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from conf.cli import hydra_main
+from conf.paths import located
 from conf.schema import TrainSettings
 
 if TYPE_CHECKING:  # heavy imports wait until the settings hold
@@ -55,19 +56,20 @@ def main(settings: TrainSettings) -> None:
     data_folder = prepare(settings.data, settings.tokenizer)
     index = read_index(data_folder)
     model = build_model(settings, folder, index)
-    folder.open(settings, MAY_CHANGE)
-    with folder.locked():
-        bind(folder.path, data_folder, index)
-        tokens = planned_tokens(
-            folder.path / "budget.json",
-            model,
-            settings.optimizer,
-            settings.trainer,
-            settings.data.seq_len,
-            device,
-        )
-        steps = -(-tokens // settings.trainer.batch_tokens)
-        train(settings, folder, model, data_folder, index, steps, device.type)
+    with located(folder.path):
+        folder.open(settings, MAY_CHANGE)
+        with folder.locked():
+            bind(folder.path, data_folder, index)
+            tokens = planned_tokens(
+                folder.path / "budget.json",
+                model,
+                settings.optimizer,
+                settings.trainer,
+                settings.data.seq_len,
+                device,
+            )
+            steps = -(-tokens // settings.trainer.batch_tokens)
+            train(settings, folder, model, data_folder, index, steps, device.type)
 
 
 def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder", "torch.device"]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from conf.paths import explain
 from conf.process import tune_process
 
 CONF = Path(__file__).parent
@@ -78,13 +79,16 @@ def hydra_main(
 
 
 def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None:
+    settings = None
     try:
-        task(validate(cfg, schema))
+        settings = validate(cfg, schema)
+        task(settings)
     except (ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
+        message = explain(error, settings) if isinstance(error, OSError) else error
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted; the same command starts again", file=sys.stderr)

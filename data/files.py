@@ -1,8 +1,9 @@
 """Documents from local files.
 
-Text files are one document each, byte for byte but for a byte order mark. JSON lines are read here, line by line, rather than
-through `datasets`, whose reader infers column types (a column of dates becomes timestamps) and
-cannot say which record is wrong. Parquet and Arrow files are read through `datasets`.
+Text files are one document each, byte for byte but for a byte order mark. JSON lines are read here,
+line by line, rather than through `datasets`, whose reader infers column types (a column of dates
+becomes timestamps) and cannot say which record is wrong. Parquet and Arrow files are read through
+`datasets`.
 """
 
 import glob
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.paths import located
 from data.sources import Document, LeftOut, Source, decoded, describe_files, document
 from data.tokenizer import check_unicode
 
@@ -41,11 +43,13 @@ def files_source(patterns: list[str], text_column: str) -> Source:
         invalid: list[str] = []
         for path, name in zip(paths, names, strict=True):
             if name.endswith(_JSON_LINES):
-                yield from _json_lines(path, name, text_column, invalid)
+                with located(path):
+                    yield from _json_lines(path, name, text_column, invalid)
             elif path.suffix in _TABLES:
                 yield from _table(path, name, text_column)
             else:
-                data = path.read_bytes()
+                with located(path):
+                    data = path.read_bytes()
                 try:
                     text = decoded(data)
                 except UnicodeDecodeError as error:

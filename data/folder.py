@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from conf.paths import located
+
 LOCK_FILE = ".lock"
 """In the temporary folder; not to be removed by the block that fills it."""
 
@@ -40,7 +42,8 @@ def building(folder: Path) -> Iterator[Path | None]:
                     file=sys.stderr,
                 )
         try:
-            yield temporary
+            with located(temporary):
+                yield temporary
         except ValueError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -63,7 +66,8 @@ def write_atomically(path: Path, contents: bytes) -> None:
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes a .npy file and forces it to disk."""
     with path.open("wb") as file:
-        np.save(file, array)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)  # np.save would not say why a write failed
         sync(file)
 
 

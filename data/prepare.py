@@ -54,7 +54,11 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = Tr
     """
     if data.dir is not None:
         folder = Path(data.dir)
-        _check_source(read_index(folder), folder, data)
+        try:
+            index = read_index(folder)
+        except ValueError as error:
+            raise ValueError(f"data.dir={data.dir}: {error}") from error
+        _check_source(index, folder, data)
     else:
         source = _source(data)
         folder = Path(data.root) / f"{source.name}-{_key(source, data, tokenizer)}"

@@ -1,6 +1,7 @@
 """The commands end to end on small texts: a run, its files, and mistakes."""
 
 import json
+import resource
 import shlex
 import shutil
 import subprocess
@@ -145,12 +146,39 @@ def test_a_checkpoint_of_another_architecture_is_refused(command, tmp_path):
     assert not (tmp_path / "narrow").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_message(command, tmp_path):
+@pytest.mark.parametrize(("key", "place"), [("run.root", "file"), ("data.root", "file/deeper")])
+def test_a_folder_that_cannot_be_made_is_named_with_its_setting(command, tmp_path, key, place):
     (tmp_path / "file").write_text("")
-    code, _, err = command(train_command.main, f"run.root={tmp_path}/file")
+    other = f"data.root={tmp_path}/prepared" if key == "run.root" else f"run.root={tmp_path}/runs"
+    code, _, err = command(train_command.main, other, f"{key}={tmp_path}/file/deeper")
     assert code == 1
-    assert err.startswith("error:")
-    assert "Traceback" not in err
+    assert err == (
+        f"error: {key}={tmp_path}/file/deeper: {tmp_path}/{place}: Not a directory. "
+        f"Give one that can be written: {key}=FOLDER\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_named_with_the_folder_of_the_runs(command, tmp_path):
+    """A real one: the process may write no file of more than 100 bytes."""
+    assert command(train_command.main, "run.name=first", "trainer.tokens=128")[0] == 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        code, _, err = command(train_command.main, "run.name=second", "trainer.tokens=128")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 1
+    assert err == (
+        f"error: run.root={tmp_path}: {tmp_path}/second: File too large. "
+        "Free space there, or give one that can be written: run.root=FOLDER\n"
+    )
+
+
+def test_a_prepared_folder_that_is_none_is_named_with_its_setting(command, tmp_path):
+    code, _, err = command(train_command.main, "data.files=null", f"data.dir={tmp_path}")
+    assert code == 1
+    assert err.startswith(f"error: data.dir={tmp_path}: {tmp_path} is not a prepared data set")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +189,7 @@ def test_a_folder_that_cannot_be_made_is_one_message(command, tmp_path):
         (["trainer.batch_tokens=100"], "not a whole number of rows"),
         (["schedule.warmup=90%"], "longer than the run's"),
         (["run.name=../up"], "run.name='../up'"),
-        (["run.init_from=nowhere"], "there is no run 'nowhere'"),
+        (["run.init_from=nowhere"], "run.init_from=nowhere: there is no run 'nowhere'"),
         (["run.init_from=README.md", "data.files=nothing"], "README.md is no checkpoint"),
         (["tokenizer.vocab_size=5000"], "tokenizer.vocab_size="),
         (["data.files=nothing/*.txt"], "nothing/*.txt"),

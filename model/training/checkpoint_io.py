@@ -126,9 +126,10 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
         cause = error if isinstance(error, OSError) else error.__context__ or error
         full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
         advice = (
-            "Free space there, or keep fewer checkpoints (keep_last, keep_every)"
+            "Free space there (run.root), or keep fewer checkpoints (trainer.keep_last, "
+            "trainer.keep_every)"
             if full
-            else "See the error above"
+            else "Make the folder writable (run.root)"
         )
         raise CheckpointError(
             f"could not write {path}: {cause}. It needs about {needed / 1e6:.1f} MB, "

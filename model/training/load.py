@@ -91,4 +91,7 @@ def checkpoint_of(source: str, root: str) -> Path:
         check_readable(path)
         return path
     parent, name = (str(path.parent), path.name) if path.is_dir() else (root, source)
-    return find_checkpoint(parent, name, "latest")[1]
+    try:
+        return find_checkpoint(parent, name, "latest")[1]
+    except ValueError as error:
+        raise ValueError(f"run.init_from={source}: {error}") from error

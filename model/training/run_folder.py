@@ -13,6 +13,7 @@ The name of a run carries no time stamp: giving the same command again continues
 the folder depends on the folder's own name or place, so it may be renamed and moved.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -136,6 +137,11 @@ class RunFolder:
                     f"run {self.name!r} is being trained by another process: wait for it, stop it, "
                     "or give another run.name"
                 ) from None
+            except OSError as error:
+                raise ValueError(
+                    f"{self.path} is on a file system without file locks ({error}): give another "
+                    "folder, run.root=FOLDER"
+                ) from error
             yield
 
     def config(self) -> dict[str, Any]:
@@ -143,6 +149,7 @@ class RunFolder:
         return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
 
     def _check_free(self) -> None:
+        _check_writable(self.path)
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise ValueError(
                 f"{self.path} exists but holds no run (no config.yaml). Give another run.name, "
@@ -168,6 +175,8 @@ class RunFolder:
             os.rename(building, self.path)
         except OSError as error:
             shutil.rmtree(building)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
             raise ValueError(
                 f"{self.path} was created by another process at the same moment ({error}); "
                 "give each run its own run.name"
@@ -179,6 +188,15 @@ class RunFolder:
             process = leftover.name.removeprefix(prefix)
             if process.isdigit() and not Path(f"/proc/{process}").exists():
                 shutil.rmtree(leftover)
+
+
+def _check_writable(path: Path) -> None:
+    """Raises the OSError that creating the folder `path` would raise, without creating it."""
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
 
 
 def check_run_name(name: str) -> None:

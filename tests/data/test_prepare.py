@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import data.prepare
-from data.folder import building
+from data.folder import building, save_array
 from data.index import files_of, read_index, verify_checksums
 from data.packed import PackedSplit
 from data.prepare import prepare
@@ -257,6 +258,34 @@ def test_of_several_processes_one_prepares_and_the_others_wait(tmp_path):
     assert sorted(results.get() for _ in processes) == [False, False, False, True]
     assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
     assert [entry.name for entry in folder.iterdir()] == ["done"]
+
+
+@pytest.mark.parametrize("limit", [1000, 20_000])
+def test_a_full_disk_is_told_with_the_folder_and_the_command_continues(settings, limit):
+    """A real one: the process may write no file of more than `limit` bytes."""
+    arguments = settings()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            make(arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Path(error.value.filename).parent == Path(arguments[0].root)
+    verify_checksums(folder := make(arguments), read_index(folder))
+
+
+def test_arrays_are_written_as_numpy_writes_them(tmp_path):
+    for array in (np.arange(5), np.zeros(0, dtype=np.int64), np.array([1, 2**63], dtype=np.uint64)):
+        save_array(tmp_path / "a.npy", array)
+        np.save(tmp_path / "b.npy", array)
+        assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
+
+
+def test_no_room_for_an_array_is_told_as_such(tmp_path):
+    (tmp_path / "full.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        save_array(tmp_path / "full.npy", np.arange(100_000))
 
 
 # --- an explicit folder

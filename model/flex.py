@@ -3,10 +3,10 @@
 Used on CUDA. Block masks are made for a whole batch before the first layer and shared by all layers
 of one description, outside of what is compiled.
 
-What is tested where: flex_attention runs on a CPU without gradients, so the tests compare its
-eager outputs with float64 there, the lists of blocks (which the eager form does not read) with
-those of torch's own `create_block_mask`, and trace a compiled block. The compiled CUDA kernel and
-its gradients need a GPU and are not exercised by the tests.
+What is tested where: on a CPU, the tests compare eager flex_attention's outputs and gradients with
+float64, the lists of blocks (which the eager form does not read) with those of torch's own
+`create_block_mask`, and compile a network's blocks without generating code. The kernel that torch
+generates for CUDA needs a GPU and does not run in the tests.
 """
 
 from collections.abc import Callable

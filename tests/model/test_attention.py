@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_attention_module
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -37,6 +38,7 @@ MASKS = [
     AttentionMask(window=13, alibi=True),
     AttentionMask(window=5, anchors=9, alibi=True),
 ]
+SOME_MASKS = [MASKS[0], MASKS[4], MASKS[9]]
 HEADS = [(6, 3), (4, 1), (2, 2)]  # query heads, key and value heads
 
 
@@ -140,7 +142,7 @@ def test_every_path_equals_the_formula(path, mask):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("mask", [MASKS[0], MASKS[4], MASKS[9]], ids=str)
+@pytest.mark.parametrize("mask", SOME_MASKS, ids=str)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 6e-3)])
 def test_rounding_stays_that_of_the_dtype(path, mask, dtype, error):
     segments = segments_of(LENGTH)
@@ -152,9 +154,17 @@ def test_rounding_stays_that_of_the_dtype(path, mask, dtype, error):
 
 
 @pytest.mark.usefixtures("small_query_blocks")
-@pytest.mark.parametrize("path", [by_document, masked])
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_gradients_equal_those_of_the_formula(path, mask):
+@pytest.mark.parametrize(
+    ("path", "mask"),
+    [
+        *itertools.product([by_document, masked], MASKS),
+        *itertools.product([by_flex], SOME_MASKS),
+    ],
+    ids=str,
+)
+def test_gradients_equal_those_of_the_formula(path, mask, monkeypatch):
+    # Eager flex_attention has gradients on a CPU too, but refuses inputs that ask for them.
+    monkeypatch.setattr(flex_attention_module, "_validate_device", lambda *tensors: None)
     segments = segments_of(LENGTH)
     inputs = [x.requires_grad_() for x in tensors(6, 3, LENGTH, torch.float64)]
     weights = torch.linspace(-1, 1, inputs[0].numel(), dtype=torch.float64).view_as(inputs[0])
@@ -165,7 +175,7 @@ def test_gradients_equal_those_of_the_formula(path, mask):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("mask", [MASKS[0], MASKS[4], MASKS[9]], ids=str)
+@pytest.mark.parametrize("mask", SOME_MASKS, ids=str)
 def test_other_documents_change_no_bit(path, mask):
     segments = segments_of(LENGTH)
     q, k, v = tensors(4, 2, LENGTH, torch.float32)
@@ -178,7 +188,7 @@ def test_other_documents_change_no_bit(path, mask):
     )
 
 
-@pytest.mark.parametrize("mask", [MASKS[0], MASKS[4], MASKS[9]], ids=str)
+@pytest.mark.parametrize("mask", SOME_MASKS, ids=str)
 def test_rows_without_document_numbers_are_one_document(mask):
     inputs = tensors(2, 1, 300, torch.float32)
     info = SequenceInfo.of(inputs[0][..., 0, 0])

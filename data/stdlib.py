@@ -1,9 +1,9 @@
 """The embedded corpus: source text of the running Python's standard library.
 
-About 12 MB of code and English that is present on every machine. Left out are tests, installed
-packages, the record of how this Python was built (generated, and full of this machine's paths) and
-the few files that are not UTF-8. The tables in `encodings` are near copies of each
-other and form one family.
+About 11 MB of code and English that is present on every machine. Left out are tests, installed
+packages, the tables of character codes in `encodings` (generated, near copies of each other, and a
+sixth of all tokens), the record of how this Python was built (generated, and full of this machine's
+paths) and the few files that are not UTF-8.
 """
 
 import platform
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from data.sources import Document, LeftOut, Source, decoded, describe_files, document
 
-_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_SKIPPED_FOLDERS = {
+    *("test", "tests", "idle_test", "encodings"),
+    *("site-packages", "dist-packages", "__pycache__"),
+}
 _BUILD_RECORD = "_sysconfigdata"
-_FAMILIES = {"encodings"}
 
 
 def stdlib_source() -> Source:
@@ -28,13 +30,12 @@ def stdlib_source() -> Source:
 
     def documents() -> Iterator[Document | LeftOut]:
         for path, name in zip(paths, names, strict=True):
-            folder = name.split("/")[0]
             try:
                 text = decoded(path.read_bytes())
             except UnicodeDecodeError:
                 yield LeftOut(name, "not UTF-8")
                 continue
-            yield document(name, text, folder if folder in _FAMILIES else None)
+            yield document(name, text)
 
     return Source("stdlib", "The standard library", description, files["bytes"], documents)
 

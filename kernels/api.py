@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.reference import reference_attention
 from kernels.state import LinearState, empty_state, work_dtype
 from kernels.torch_backend import torch_attention
+from kernels.triton_backend import refusal, triton_attention
 
 
 class Backend(Protocol):
@@ -28,7 +29,11 @@ class Backend(Protocol):
     ) -> tuple[Tensor, LinearState]: ...
 
 
-BACKENDS: dict[str, Backend] = {"torch": torch_attention, "reference": reference_attention}
+BACKENDS: dict[str, Backend] = {
+    "triton": triton_attention,
+    "torch": torch_attention,
+    "reference": reference_attention,
+}
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -68,8 +73,10 @@ def linear_attention(
         state: what an earlier call returned; None starts from nothing. Its parts must match this
             call: z is there exactly when `normalize` is set, segment exactly when `segments` is.
         chunk_size: tokens handled at once, >= 1; None picks a measured default. It changes speed
-            and rounding, not the result. Decays per token round it up to a power of two.
-        backend: "auto", "torch" or "reference" (step by step).
+            and rounding, not the result. Decays per token round it up to a power of two, triton
+            to a multiple of 64.
+        backend: "triton" (GPUs), "torch", "reference" (step by step), or "auto": triton where it
+            can run, torch elsewhere.
 
     Returns:
         o [B, T, H, V] in v's dtype, and the state after the last token (float32, or float64 for
@@ -79,8 +86,8 @@ def linear_attention(
     Raises:
         ValueError: for any argument outside this contract.
     """
-    run = _choose_backend(backend)
     _check_inputs(q, k, v, scale)
+    run = _choose_backend(backend, q)
     _check_decay(q, decay, beta)
     _check_segments(q, segments)
     _check_state(q, v, normalize, segments, state)
@@ -100,15 +107,14 @@ def linear_attention(
     )
 
 
-def _choose_backend(name: str) -> Backend:
+def _choose_backend(name: str, q: Tensor) -> Backend:
     if name == "auto":
-        return BACKENDS["torch"]
-    if name == "triton":
-        raise ValueError(
-            "backend='triton' is not available in this version; use 'auto', 'torch' or 'reference'"
-        )
+        on_gpu = q.device.type == "cuda" and refusal(q) is None
+        return BACKENDS["triton" if on_gpu else "torch"]
     if name not in BACKENDS:
         raise ValueError(f"backend={name!r} is unknown; use one of {['auto', *BACKENDS]}")
+    if name == "triton" and (reason := refusal(q)) is not None:
+        raise ValueError(f"backend='triton' {reason}")
     return BACKENDS[name]
 
 

@@ -2,8 +2,8 @@
 
 A decay is a module whose `forward(x)` maps block inputs [B, T, d_model] to the natural logarithm
 of the decay, float32 and at most 0, in one of the shapes that `kernels.linear_attention` reads:
-None, [H], [B, T, H] or [B, T, H, K]. Decays are float32 whatever the model's dtype: in bfloat16
-RetNet's slower heads round to exactly 1.
+None, [H], [B, T, H] or [B, T, H, K]; `family` names it. Decays are float32 whatever the model's
+dtype: in bfloat16 RetNet's slower heads round to exactly 1.
 
 `memory_length` M, in tokens, is the number of steps after which a decay has faded to 1/e:
 log-decay = -1/M.
@@ -24,6 +24,8 @@ DEFAULT_MEMORY = (16.0, 512.0)
 class NoDecay(nn.Module):
     """Nothing is forgotten (linear attention)."""
 
+    family = "none"
+
     def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
         super().__init__()
 
@@ -36,6 +38,8 @@ class NoDecay(nn.Module):
 
 class RetNetDecay(nn.Module):
     """Fixed per head: gamma_h = 1 - 2^(-5-h) (Sun et al., 2023, Retentive Network)."""
+
+    family = "head"
 
     def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
         super().__init__()
@@ -51,6 +55,8 @@ class RetNetDecay(nn.Module):
 
 class LearnedDecay(nn.Module):
     """One learned constant per head, log-decay = -exp(-log_memory_h)."""
+
+    family = "head"
 
     def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
         super().__init__()
@@ -71,6 +77,8 @@ class GLADecay(nn.Module):
     The bias starts where the memory lengths of the channels are spread between the two ends of
     `memory_length`: logsigmoid(b) = -temperature / M.
     """
+
+    family = "channel"
 
     def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
         super().__init__()

@@ -1,8 +1,12 @@
-"""Fixtures of the tests that run whole commands."""
+"""Fixtures of the tests that run whole commands; Triton kernels are interpreted in all tests."""
 
 import json
+import os
 import sys
 from pathlib import Path
+
+# Read when triton is imported. Tests that compile kernels do so in processes of their own.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 

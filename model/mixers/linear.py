@@ -104,6 +104,11 @@ class LinearMixer(nn.Module):
             y, kept = conv(y, info.segments, state, keep_state)
         return y.unflatten(-1, (self.heads, -1)), kept
 
+    def kernel_shape(self) -> tuple[str, int, int, bool]:
+        """(decay family, key width, value width, normalised): what selects the compiled kernel."""
+        value_width = self.value_dim // self.heads
+        return self.decay.family, self.features, value_width, self.settings.normalize
+
     def flops_per_token(self, length: int) -> float:
         weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         taps = sum(m.weight.numel() for m in self.modules() if isinstance(m, ShortConv))

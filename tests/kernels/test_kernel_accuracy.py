@@ -1,17 +1,15 @@
 """Every backend against the float64 recurrence: outputs, states and all gradients."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from kernel_oracle import (
     GATES,
-    Problem,
     assert_matches_reference,
     call,
     make_problem,
     outputs_and_gradients,
+    query_gradient_of_numerators,
     relative_error,
 )
 from torch import Tensor
@@ -119,22 +117,10 @@ def test_bfloat16_error_of_normalised_outputs(
     options = {"fixed": fixed, "upstream": torch.bfloat16}
     actual = outputs_and_gradients(problem, **options, backend=chunked_backend, chunk_size=32)
     exact = outputs_and_gradients(exact_problem, **options, backend="reference")
-    # Where a token sees only itself its output is its value, whatever the query: the gradient of
-    # the query is 0, the sum of two parts that cancel. They are the measure of their rounding.
     floors = {"d_q": query_gradient_of_numerators(exact_problem).norm().item()}
     for name, expected in exact.items():
         assert relative_error(actual[name], expected, floors.get(name, 1e-9)) <= 1e-2, name
     assert relative_error(actual["final_z"], exact["final_z"]) <= 1e-6
-
-
-def query_gradient_of_numerators(problem: Problem) -> Tensor:
-    """Gradient of the queries if the denominators were constants."""
-    q = problem.q.clone().requires_grad_()
-    sums = replace(problem, S=problem.z[..., None], v=torch.ones_like(problem.v[..., :1]), z=None)
-    denominators, _ = call(sums, backend="reference")
-    numerators, _ = call(replace(problem, q=q, z=None), backend="reference")
-    weight = torch.randn(numerators.shape, generator=torch.Generator().manual_seed(7))
-    return torch.autograd.grad((numerators / denominators * weight).sum(), q)[0]
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 16, 64, 77, 128])

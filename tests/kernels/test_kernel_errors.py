@@ -1,7 +1,10 @@
 """Every mistake a caller can make has one clear error, raised before any work."""
 
+import importlib.util
+
 import pytest
 import torch
+import triton
 
 from kernels import LinearState, linear_attention
 
@@ -68,7 +71,10 @@ MISTAKES = {
     "chunk_zero": ({"chunk_size": 0}, "chunk_size must be a whole number >= 1"),
     "chunk_float": ({"chunk_size": 64.0}, "chunk_size must be a whole number >= 1"),
     "unknown_backend": ({"backend": "cuda"}, "use one of"),
-    "triton": ({"backend": "triton"}, "not available in this version"),
+    "triton_float64": (
+        {"backend": "triton", "q": KEYS.double(), "k": KEYS.double(), "v": VALUES.double()},
+        "has no float64; use backend='torch'",
+    ),
 }
 
 
@@ -78,3 +84,17 @@ def test_mistake_is_explained(mistake: str) -> None:
     arguments = {"q": KEYS, "k": KEYS, "v": VALUES, **changes}
     with pytest.raises(ValueError, match=message):
         linear_attention(**arguments)
+
+
+def test_triton_on_a_cpu_is_refused_unless_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="runs on GPUs, and the tensors lie on the CPU"):
+        linear_attention(KEYS, KEYS, VALUES, backend="triton")
+
+
+def test_machines_without_triton_are_told_and_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs the triton package"):
+        linear_attention(KEYS, KEYS, VALUES, backend="triton")
+    out, _ = linear_attention(KEYS, KEYS, VALUES)
+    assert torch.equal(out, linear_attention(KEYS, KEYS, VALUES, backend="torch")[0])

@@ -1,0 +1,192 @@
+"""python -m kernels.check: this machine's kernels against the float64 recurrence.
+
+    python -m kernels.check                  on the GPU if there is one, else interpreted on the CPU
+    python -m kernels.check --device cpu
+    python -m kernels.check --device cuda
+
+Every decay family, input type, range of gates and packing, with and without normalisation: the
+largest relative error of outputs, states and all gradients beside its budget. The command fails if
+one is missed. Compilers have produced wrong code for single GPU generations (see
+fla-org/flash-linear-attention#640 and #984), so training runs `check_model_kernels` at its start.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from kernels.problems import (
+    Problem,
+    make_problem,
+    outputs_and_gradients,
+    query_gradient_of_numerators,
+    relative_error,
+)
+
+GATES_AT_START = ("mild", "half")
+BUDGETS = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+
+
+class KernelError(RuntimeError):
+    """A kernel does not compute what it should on this machine."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to check; widths are those of keys and values."""
+
+    family: str
+    dtype: torch.dtype
+    gates: str
+    normalize: bool
+    segments: bool
+    length: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The worst error of a case, and whose it is."""
+
+    case: Case
+    tensor: str
+    error: float
+
+    @property
+    def budget(self) -> float:
+        return BUDGETS[self.case.dtype]
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.budget  # False for NaN
+
+
+def cases(full_size: bool) -> Iterator[Case]:
+    """What the command checks; `full_size` for GPUs, small shapes for the interpreter."""
+    widths = [(64, 64), (128, 128), (96, 80), (256, 256)] if full_size else [(16, 16), (48, 20)]
+    lengths = [1, 300, 1030] if full_size else [1, 70, 130]
+    number = 0
+    for family in ("none", "head", "scalar", "channel"):
+        ranges = ("zero",) if family == "none" else ("mild", "half", "all_20", "uniform")
+        for gates in ranges:
+            for dtype in BUDGETS:
+                width = widths[number % len(widths)]
+                length = lengths[(number // 2) % len(lengths)]
+                yield Case(family, dtype, gates, number % 3 == 0, number % 2 == 0, length, *width)
+                number += 1
+
+
+def check(case: Case, device: str) -> Result:
+    """Runs one case with the `triton` backend and with the float64 reference."""
+    problem = make_problem(
+        case.family,
+        batch=1,
+        length=case.length,
+        key_width=case.key_width,
+        value_width=case.value_width,
+        gates=case.gates,
+        normalize=case.normalize,
+        segments=case.segments,
+        seed=case.length,
+    )
+    problem = problem.to(device).cast(case.dtype)
+    exact_problem = problem.cast(torch.float64)
+    actual = outputs_and_gradients(problem, backend="triton", upstream=case.dtype)
+    exact = outputs_and_gradients(exact_problem, backend="reference", upstream=case.dtype)
+    floors = _floors(exact_problem)
+    errors = {
+        name: relative_error(actual[name], expected, floors.get(name, 1e-9))
+        for name, expected in exact.items()
+    }
+    worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
+    return Result(case, worst, errors[worst])
+
+
+def _floors(problem: Problem) -> dict[str, float]:
+    if problem.z is None:
+        return {}
+    return {"d_q": query_gradient_of_numerators(problem).norm().item()}
+
+
+def check_model_kernels(
+    widths: set[tuple[str, int, int, bool]], dtype: torch.dtype, device: str
+) -> None:
+    """The short form for the start of training: the very kernels that the model will launch.
+
+    Args:
+        widths: (decay family, key width, value width, normalised) of each kind of mixer.
+
+    Raises:
+        KernelError: one misses its budget; names it, and what to do.
+    """
+    for family, key_width, value_width, normalize in sorted(widths):
+        for gates in ("zero",) if family == "none" else GATES_AT_START:
+            case = Case(family, dtype, gates, normalize, True, 200, key_width, value_width)
+            result = check(case, device)
+            if not result.passed:
+                raise KernelError(
+                    f"the Triton kernels compute wrong values on this machine: decay {family}, "
+                    f"widths {key_width} and {value_width}, {_name(dtype)}: relative error "
+                    f"{result.error:.1e} of {result.tensor}, budget {result.budget:.0e}. Run "
+                    "python -m kernels.check for the whole table, try another version of triton, "
+                    "and report both"
+                )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; 1 if a budget is missed."""
+    has_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser("python -m kernels.check")
+    default = "cuda" if has_gpu else "cpu"
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=default)
+    device = parser.parse_args(arguments).device
+    if device == "cuda" and not has_gpu:
+        parser.error("--device cuda: PyTorch finds no GPU here; type --device cpu")
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, below
+        torch.set_num_threads(1)  # the products are tiny
+    from rich.console import Console
+    from rich.table import Table
+    from tqdm import tqdm
+
+    if device == "cpu":
+        from kernels.triton.interpreter import compute_in_bfloat16
+
+        compute_in_bfloat16()
+    todo = list(cases(full_size=device == "cuda"))
+    bar = tqdm(todo, "check", disable=not sys.stderr.isatty())
+    results = [check(case, device) for case in bar]
+    table = Table(
+        "decay", "gates", "dtype", "T", "K, V", "normalised", "packed", "worst", "error", "budget",
+        "", title=_where(device),
+    )  # fmt: skip
+    for r in results:
+        c = r.case
+        table.add_row(
+            c.family, c.gates, _name(c.dtype), str(c.length), f"{c.key_width}, {c.value_width}",
+            "yes" if c.normalize else "", "yes" if c.segments else "", r.tensor, f"{r.error:.1e}",
+            f"{r.budget:.0e}", "" if r.passed else "MISSED",
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    missed = sum(not r.passed for r in results)
+    print(f"{len(results) - missed} of {len(results)} cases within their budgets")
+    return 1 if missed else 0
+
+
+def _where(device: str) -> str:
+    import triton
+
+    place = torch.cuda.get_device_name() if device == "cuda" else "Triton's interpreter on the CPU"
+    return f"{place}; torch {torch.__version__}, triton {triton.__version__}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

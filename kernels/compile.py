@@ -1,0 +1,123 @@
+"""python -m kernels.compile: compiles every kernel ahead of time, for GPUs that are not here.
+
+    python -m kernels.compile                          all kernels, for all targets
+    python -m kernels.compile --target sm_90 --family channel --width 64 --dtype bfloat16
+
+For each kernel and configuration: registers of a thread, spilled bytes, shared memory, instructions
+for tensor cores, and how many warps of a multiprocessor can run at once. The launches are those of
+a training step, only that they stop after compilation; the shapes are those of meta tensors.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from kernels.triton.targets import TARGETS, Resources, compile_for, resources
+
+FAMILIES = ("none", "head", "token", "channel")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call the kernels; K = V = width."""
+
+    family: str
+    width: int
+    dtype: torch.dtype
+    normalize: bool = False
+    segments: bool = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compiled kernel."""
+
+    target: str
+    case: Case
+    kernel: str
+    blocks: str
+    resources: Resources
+
+
+def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
+    """The kernels of one training step (forward and backward), in the order of their launches."""
+    for kernel, options, program in launches(target, case, length):
+        blocks = " x ".join(str(options[name]) for name in ("BK", "BV") if name in options)
+        backward = {True: " (backward)", False: " (forward)"}.get(options.get("BACKWARD"), "")
+        yield Row(target, case, kernel + backward, blocks, resources(program, TARGETS[target]))
+
+
+def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads: int = 4) -> list:
+    """[(kernel, its options, compiled program)] of one training step of `length` tokens."""
+    from kernels.triton.launch import Problem, backward, forward
+
+    def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    recorded: list = []
+    q, k, v = (meta(batch, length, heads, case.width, dtype=case.dtype) for _ in range(3))
+    decay = {
+        "none": None,
+        "head": meta(heads),
+        "token": meta(batch, length, heads),
+        "channel": meta(*q.shape),
+    }[case.family]
+    segments = meta(batch, length, dtype=torch.int64) if case.segments else None
+    with compile_for(TARGETS[target], recorded) as launch:
+        p = Problem.of(q, k, v, decay, segments, None, 1.0, case.normalize, False, 4, launch)
+        o, S, z, *kept = forward(p, None, None)
+        d_z = z if case.normalize else None
+        backward(p, torch.empty_like(o), S, d_z, o, *kept, with_decay=True)
+    return recorded
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; 1 if a kernel needs more shared memory than its target has."""
+    options = _parser().parse_args(arguments)
+    cases = [
+        Case(family, width, DTYPES[dtype], options.normalize)
+        for family, width, dtype in itertools.product(options.family, options.width, options.dtype)
+    ]
+    from rich.console import Console
+    from rich.table import Table
+    from tqdm import tqdm
+
+    table = Table(
+        "target", "decay", "K = V", "dtype", "kernel", "blocks", "registers", "spilled bytes",
+        "shared KiB", "tensor-core instructions", "warps / SM",
+    )  # fmt: skip
+    failures = []
+    work = list(itertools.product(options.target, cases))
+    for target, case in tqdm(work, "compile", disable=not sys.stderr.isatty()):
+        for row in compiled(target, case):
+            r = row.resources
+            table.add_row(
+                target, case.family, str(case.width), str(case.dtype).removeprefix("torch."),
+                row.kernel, row.blocks, str(r.registers), str(r.spilled_bytes),
+                f"{r.shared_bytes / 1024:.1f}", str(r.tensor_core_instructions), str(r.warps),
+            )  # fmt: skip
+            if not r.fits:
+                failures.append(f"{target}: {row.kernel} needs {r.shared_bytes} bytes of shared")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for failure in failures:
+        print(f"Error: {failure} memory, more than a multiprocessor has", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m kernels.compile")
+    parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["token", "channel"])
+    parser.add_argument("--width", nargs="+", type=int, default=[64, 128], help="K = V")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
+    parser.add_argument("--normalize", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

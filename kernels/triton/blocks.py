@@ -1,0 +1,46 @@
+"""How much of a head each program works on: the one configuration of every kernel.
+
+Chosen from registers and shared memory as `python -m kernels.compile` shows them, not by timing at
+run time: nothing is compiled twice, and no length is part of a choice. This module needs no triton.
+"""
+
+from typing import Literal, NamedTuple
+
+KernelName = Literal["chunk_states", "outputs", "value_gradients", "key_query_gradients"]
+
+
+class Blocks(NamedTuple):
+    """Most key and value channels of a program, its warps, and stages of its loads' pipeline."""
+
+    keys: int
+    values: int
+    num_warps: int
+    num_stages: int
+
+
+# For one decay per head or token, for one per channel, and for float32 operands.
+_TABLE: dict[KernelName, tuple[Blocks, Blocks, Blocks]] = {
+    "chunk_states": (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 1)),
+    "outputs": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    "value_gradients": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    "key_query_gradients": (Blocks(64, 64, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 8, 1)),
+}
+
+
+def most_channels(kernel: KernelName, channel: bool, wide: bool) -> Blocks:
+    """The table's entry. channel: decays per key channel. wide: float32 operands."""
+    return _TABLE[kernel][2 if wide else int(channel)]
+
+
+def blocks(
+    kernel: KernelName, channel: bool, wide: bool, key_width: int, value_width: int
+) -> Blocks:
+    """The same, no wider than the head: powers of two from 16, the smallest side of a product."""
+    chosen = most_channels(kernel, channel, wide)
+    return chosen._replace(
+        keys=min(chosen.keys, _padded(key_width)), values=min(chosen.values, _padded(value_width))
+    )
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())

@@ -1,0 +1,40 @@
+"""The door to the Triton kernels: imports them on first use, where triton is installed.
+
+Machines without triton (macOS, arm) still run everything else.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.state import LinearState
+
+
+def triton_attention(*arguments: Any, **options: Any) -> tuple[Tensor, LinearState]:
+    """See `kernels.triton.ops.triton_attention`."""
+    from kernels.triton.ops import triton_attention
+
+    return triton_attention(*arguments, **options)
+
+
+def refusal(q: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs; None if they can."""
+    if q.dtype == torch.float64:
+        return "has no float64; use backend='torch' or 'reference'"
+    if importlib.util.find_spec("triton") is None:
+        return "needs the triton package, which is not installed; use backend='torch'"
+    if q.device.type == "cpu" and not _interpreted():
+        return (
+            "runs on GPUs, and the tensors lie on the CPU; use backend='torch', or set "
+            "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's slow "
+            "interpreter"
+        )
+    return None
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return triton.knobs.runtime.interpret

@@ -1,0 +1,73 @@
+"""The self-test of the kernels, interpreted: it passes for ours and fails for wrong ones."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kernels.check
+from kernels.check import Case, KernelError, cases, check, check_model_kernels
+from kernels.triton import ops
+from kernels.triton.interpreter import compute_in_bfloat16
+
+
+def test_cases_cover_every_family_type_and_packing() -> None:
+    for full_size in (True, False):
+        todo = list(cases(full_size))
+        assert {c.family for c in todo} == {"none", "head", "scalar", "channel"}
+        for name in ("dtype", "gates", "normalize", "segments", "length"):
+            for family in ("head", "scalar", "channel"):
+                seen = {getattr(c, name) for c in todo if c.family == family}
+                assert len(seen) == len({getattr(c, name) for c in todo if c.gates != "zero"})
+
+
+def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_in_bfloat16()
+    shapes = {("head", 16, 16, False)}
+    monkeypatch.setattr(kernels.check, "GATES_AT_START", ("mild",))
+    check_model_kernels(shapes, torch.bfloat16, "cpu")
+    right = ops.forward
+
+    def wrong_for_one_token(*arguments):
+        o, *others = right(*arguments)
+        o[:, 64] *= 1.5
+        return o, *others
+
+    monkeypatch.setattr(ops, "forward", wrong_for_one_token)
+    with pytest.raises(KernelError, match="wrong values on this machine: decay head, widths 16"):
+        check_model_kernels(shapes, torch.bfloat16, "cpu")
+
+
+def test_not_a_number_is_not_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.check, "relative_error", lambda *arguments: float("nan"))
+    case = Case("none", torch.float32, "zero", False, False, 3, 16, 16)
+    assert not check(case, "cpu").passed
+
+
+def test_the_command_prints_a_table_and_fails_when_a_budget_is_missed() -> None:
+    program = """
+import kernels.check as command, torch, sys
+command.cases = lambda full_size: iter(list(original(full_size))[:2])
+command.BUDGETS[torch.bfloat16] = float(sys.argv[1])
+sys.exit(command.main(["--device", "cpu"]))
+""".replace("command.cases =", "original = command.cases\ncommand.cases =")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    for budget, code, words in ((1e-2, 0, "2 of 2 cases within"), (1e-9, 1, "MISSED")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(budget)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert words in done.stdout
+        assert "interpreter on the CPU" in done.stdout
+
+
+def test_a_missing_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        kernels.check.main(["--device", "cuda"])
+    assert "PyTorch finds no GPU here" in capsys.readouterr().err

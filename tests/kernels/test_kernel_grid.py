@@ -1,0 +1,107 @@
+"""The chunked backends over a pairwise grid of everything that a call can vary."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from kernel_oracle import (
+    FAMILIES,
+    GATES,
+    Problem,
+    make_problem,
+    outputs_and_gradients,
+    query_gradient_of_numerators,
+    relative_error,
+)
+from pairwise import pairwise
+
+from kernels.triton.interpreter import compute_in_bfloat16
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+GRID = list(
+    pairwise(
+        {
+            "family": FAMILIES,
+            "length": [1, 15, 16, 17, 63, 64, 65, 130, 257],
+            "widths": [(16, 16), (48, 80), (64, 48), (80, 64), (16, 80), (130, 20)],
+            "dtype": list(TOLERANCES),
+            "gates": GATES,
+            "normalize": [False, True],
+            "documents": ["one", "some", "single_tokens"],
+            "state": [True, False],
+            "layout": ["contiguous", "transposed", "one_head_expanded"],
+        }
+    )
+)
+
+
+def transposed(problem: Problem) -> Problem:
+    views = {n: getattr(problem, n).transpose(1, 2).contiguous().transpose(1, 2) for n in "qkv"}
+    return replace(problem, **views)
+
+
+def one_head_expanded(problem: Problem) -> Problem:
+    views = {n: getattr(problem, n)[:, :, :1].expand(getattr(problem, n).shape) for n in "qk"}
+    return replace(problem, **views)
+
+
+LAYOUTS = {
+    "contiguous": lambda problem: problem,
+    "transposed": transposed,
+    "one_head_expanded": one_head_expanded,
+}
+
+
+def describe(case: dict[str, Any]) -> str:
+    return "-".join(str(value).replace("torch.", "") for value in case.values())
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Fills what is allocated and not yet written with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("case", GRID, ids=describe)
+def test_chunked_backends_equal_the_recurrence(
+    backend: str, case: dict[str, Any], poisoned_memory: None
+) -> None:
+    compute_in_bfloat16()
+    dtype = case["dtype"]
+    problem = problem_of(case).cast(dtype)
+    exact_problem = problem.cast(torch.float64)
+    options = {"upstream": dtype, "scale": 0.3, "with_state": case["state"]}
+    options["arrange"] = LAYOUTS[case["layout"]]
+    actual = outputs_and_gradients(problem, backend=backend, **options)
+    exact = outputs_and_gradients(exact_problem, backend="reference", **options)
+    floors = {}
+    if case["normalize"]:
+        numerators = query_gradient_of_numerators(exact_problem, case["state"])
+        floors["d_q"] = numerators.norm().item()
+    for name, expected in exact.items():
+        error = relative_error(actual[name], expected, floors.get(name, 1e-9))
+        assert error <= TOLERANCES[dtype], (name, error)
+
+
+def problem_of(case: dict[str, Any]) -> Problem:
+    heads = 2 if case["layout"] == "one_head_expanded" else 1
+    problem = make_problem(
+        case["family"],
+        batch=1,
+        heads=heads,
+        length=case["length"],
+        key_width=case["widths"][0],
+        value_width=case["widths"][1],
+        gates=case["gates"],
+        normalize=case["normalize"],
+        segments=case["documents"] != "one",
+    )
+    if case["documents"] == "single_tokens":
+        numbers = torch.arange(case["length"]) // 3 + (torch.arange(case["length"]) % 5 == 0).int()
+        problem = replace(problem, segments=numbers.cummax(0).values[None] + 3)
+    return problem

@@ -1,0 +1,83 @@
+"""Kernels compiled ahead of time: registers, shared memory, tensor cores, specialisation keys."""
+
+import itertools
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from ahead_of_time import run_compiling
+
+from kernels.triton.blocks import KernelName, most_channels
+
+CASES = [
+    (target, family, width)
+    for target in ("sm_80", "sm_90")
+    for family in ("token", "channel")
+    for width in (64, 128)
+]
+
+
+@pytest.mark.parametrize(("target", "family", "width"), CASES)
+def test_no_kernel_spills_and_every_product_uses_tensor_cores(
+    target: str, family: str, width: int
+) -> None:
+    rows = run_compiling(
+        f"""
+import json, torch
+from kernels.compile import Case, compiled
+rows = compiled({target!r}, Case({family!r}, {width}, torch.bfloat16))
+print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits,
+                   r.resources.tensor_core_instructions] for r in rows]))
+"""
+    )
+    # One training step of one kind of mixer: five kernels, two of them in both directions.
+    assert len(rows) == 7
+    assert len({kernel.split(" ")[0] for kernel, *_ in rows}) == 5
+    for kernel, spilled, fits, tensor_core_instructions in rows:
+        assert spilled == 0, kernel
+        assert fits, kernel
+        assert (tensor_core_instructions > 0) != kernel.startswith("scan_states"), kernel
+
+
+def test_nothing_is_compiled_again_for_other_lengths_or_batches() -> None:
+    # fla-org/flash-linear-attention#1147, #669, #533: a new length compiled the kernels anew.
+    programs = run_compiling(
+        """
+import json, torch
+from kernels.compile import Case, launches
+case = Case("token", 16, torch.bfloat16)
+seen = {}
+for length in range(100, 164):
+    for kernel, options, program in launches("sm_90", case, length):
+        seen.setdefault(kernel, set()).add(id(program))
+for batch in range(1, 31):
+    for kernel, options, program in launches("sm_90", case, 64 * batch + 1, batch):
+        seen.setdefault(kernel, set()).add(id(program))
+print(json.dumps({kernel: len(programs) for kernel, programs in seen.items()}))
+"""
+    )
+    assert programs == {
+        "chunk_states": 2,  # forward and backward
+        "scan_states": 2,
+        "outputs": 1,
+        "value_gradients": 1,
+        "key_query_gradients": 1,
+    }
+
+
+def test_each_kernel_has_at_most_three_block_sizes() -> None:
+    for kernel in get_args(KernelName):
+        choices = itertools.product((False, True), (False, True))
+        assert len({most_channels(kernel, *choice) for choice in choices}) <= 3, kernel
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--target", "sm_70"], "invalid choice: 'sm_70'"), (["--width", "x"], "invalid int value")],
+)
+def test_the_command_names_what_it_knows(arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "kernels.compile", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,133 @@
+"""The Triton kernels as PyTorch operators, interpreted: tracing, checkpointing, layouts, sizes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_oracle import call, make_problem, outputs_and_gradients, relative_error
+from torch.utils.checkpoint import checkpoint
+
+from kernels import LinearState, linear_attention
+from kernels.triton.interpreter import compute_in_bfloat16, narrow, widen
+from kernels.triton.ops import additive_backward, additive_forward
+
+TRITON = {"backend": "triton"}
+
+
+def small(family: str, **options):
+    return make_problem(family, batch=1, length=20, key_width=16, value_width=16, **options)
+
+
+@pytest.mark.parametrize(("family", "normalize"), [("channel", True), ("head", False)])
+def test_the_operators_keep_pytorchs_rules(family: str, normalize: bool) -> None:
+    p = small(family, normalize=normalize, segments=True)
+    leaves = {name: x.clone().requires_grad_() for name, x in p.leaves().items()}
+    p = replace(p, **leaves)
+    options = (1.0, normalize, False, 4)
+    inputs = (p.q, p.k, p.v, p.decay, p.segments, p.S, p.z, p.state_segment, *options)
+    torch.library.opcheck(additive_forward, inputs)
+    with torch.no_grad():
+        o, S, z, *kept = additive_forward(*inputs)
+        d_z = torch.ones_like(z) if normalize else None
+        saved = (p.q, p.k, p.v, p.decay, p.segments, p.state_segment, o, *kept)
+        arguments = (torch.ones_like(o), S, d_z, *saved, *options, True)
+        torch.library.opcheck(additive_backward, [_detached(x) for x in arguments])
+
+
+def _detached(x):
+    return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+@pytest.mark.parametrize("family", ["none", "channel"])
+def test_blocks_compile_as_one_graph(family: str) -> None:
+    p = small(family)
+    counted = []
+
+    def backend(graph, inputs):
+        counted.append(graph)
+        return graph.forward
+
+    def block(q, k, v):
+        o, state = linear_attention(q.relu(), k, v, p.decay, **TRITON)
+        return o.sin().sum() + state.S.sum()
+
+    leaves = [x.clone().requires_grad_() for x in (p.q, p.k, p.v)]
+    traced = torch.compile(block, fullgraph=True, backend=backend)(*leaves)
+    gradients = torch.autograd.grad(traced, leaves)
+    expected = torch.autograd.grad(block(*leaves), leaves)
+    assert len(counted) == 1
+    for x, y in zip(gradients, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_activation_checkpointing_gives_the_same_gradients() -> None:
+    p = small("scalar", segments=True)
+    leaves = [x.clone().requires_grad_() for x in (p.q, p.k, p.v)]
+
+    def block(q, k, v):
+        return call(replace(p, q=q, k=k, v=v), **TRITON)[0].square()
+
+    plain = torch.autograd.grad(block(*leaves).sum(), leaves)
+    again = torch.autograd.grad(checkpoint(block, *leaves, use_reentrant=False).sum(), leaves)
+    for x, y in zip(plain, again, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_reruns_are_bit_identical_and_chunks_of_any_size_agree() -> None:
+    p = make_problem("channel", batch=1, length=130, key_width=16, value_width=16, segments=True)
+    first = outputs_and_gradients(p, **TRITON)
+    again = outputs_and_gradients(p, **TRITON)
+    one_tile = outputs_and_gradients(p, **TRITON, chunk_size=1)
+    for name, x in first.items():
+        assert torch.equal(x, again[name]), name
+        assert relative_error(one_tile[name], x) <= 1e-6, name
+
+
+@pytest.mark.parametrize("family", ["head", "channel"])
+def test_document_b_is_unchanged_when_document_a_changes(family: str) -> None:
+    p = make_problem(family, batch=1, length=90, key_width=16, value_width=16, segments=True)
+    p = replace(p, segments=3 + (torch.arange(90) >= 41).long()[None])
+    other = torch.randn(p.q.shape) * 9
+    later = (torch.arange(90) >= 41)[None, :, None, None]
+    changed = replace(p, k=torch.where(later, p.k, other), v=torch.where(later, p.v, other))
+    a, b = (outputs_and_gradients(x, **TRITON) for x in (p, changed))
+    for name in ("out", "d_q", "d_k", "d_v"):
+        assert torch.equal(a[name][:, 41:], b[name][:, 41:]), name
+    assert torch.equal(a["final_S"], b["final_S"])
+
+
+def test_offsets_do_not_end_at_two_to_the_thirty_first() -> None:
+    # fla-org/flash-linear-attention#1080, #769. The memory is reserved, and hardly touched.
+    compute_in_bfloat16()
+    far = 1 << 31
+    memory = torch.empty(far + 4096, dtype=torch.bfloat16)
+    q = memory.as_strided((1, 20, 2, 16), (0, 16, far, 1))
+    torch.manual_seed(0)
+    q.copy_(torch.randn(q.shape))
+    expected, _ = linear_attention(*(q.contiguous() for _ in range(3)), **TRITON)
+    o, _ = linear_attention(q, q, q, **TRITON)
+    assert torch.equal(o, expected)
+    assert o[:, :, 1].abs().sum() > 0
+
+
+def test_a_final_state_starts_the_next_call() -> None:
+    p = make_problem("channel", batch=1, length=139, key_width=16, value_width=16, segments=True)
+    whole, final = call(p, **TRITON)
+    state = LinearState(p.S, p.z, p.state_segment)
+    outputs = []
+    for begin, end in ((0, 37), (37, 38), (38, 67), (67, 139)):
+        at = slice(begin, end)
+        q, k, v, decay = (x[:, at] for x in (p.q, p.k, p.v, p.decay))
+        o, state = linear_attention(
+            q, k, v, decay, segments=p.segments[:, at], state=state, **TRITON
+        )
+        outputs.append(o)
+    assert relative_error(torch.cat(outputs, 1), whole) <= 1e-6
+    assert relative_error(state.S, final.S) <= 1e-6
+
+
+def test_the_interpreter_rounds_bfloat16_as_hardware_does() -> None:
+    values = torch.cat([torch.randn(1000), torch.tensor([0.0, float("inf"), -1e-40, 3e38])])
+    expected = values.bfloat16()
+    patterns = narrow(values.numpy())
+    assert torch.equal(torch.from_numpy(widen(patterns)), expected.float())

@@ -352,7 +352,7 @@ def test_flops_and_kept_keys_count_what_is_visible():
         ("model.mixers.softmax.anchors=4", "anchors=4 needs a window"),
         ("model.mixers.softmax.alibi=true", "alibi=true with rope_base=10000.0"),
         ("model.mixers.window.anchors=-1", "anchors"),
-        ("model.mixers.softmax.recall_init=true", "recall_init=true with conv_width=0"),
+        ("model.mixers.window.recall_init=true", "recall_init=true with conv_width=0"),
     ],
 )
 def test_options_that_make_no_sense_together_are_refused(override, reason):

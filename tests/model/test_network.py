@@ -221,8 +221,15 @@ def test_decays_start_at_the_memory_lengths_asked_for(decay):
         (["model.mixers.gla.heads=5"], "model.mixers.gla: expand_k=0.5"),
         (["model.mixers.gla.expand_k=0.51"], "expand_k=0.51"),
         (["model.d_model=255"], "heads=4 does not divide d_model=255"),
-        (["model.mixers.softmax.heads=256", "model.mixers.softmax.kv_heads=256"], "odd head"),
-        (["model.mixers.retnet.heads=256"], "odd key width"),
+        (
+            [
+                "model.d_model=256",
+                "model.mixers.softmax.heads=256",
+                "model.mixers.softmax.kv_heads=256",
+            ],
+            "odd head",
+        ),
+        (["model.d_model=256", "model.mixers.retnet.heads=256"], "odd key width"),
     ],
 )
 def test_widths_that_do_not_fit_are_named(overrides, reason):

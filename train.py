@@ -44,7 +44,12 @@ MAY_CHANGE = (
 )
 
 
-@hydra_main("train", TrainSettings)
+def check_job(settings: TrainSettings) -> "Path":
+    """Checks one job of a sweep; returns its run's folder, which no two jobs may share."""
+    return check_settings(settings)[1].path
+
+
+@hydra_main("train", TrainSettings, check=check_job)
 def main(settings: TrainSettings) -> None:
     settings, folder, device = check_settings(settings)
 

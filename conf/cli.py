@@ -10,12 +10,12 @@ space, and answers a misspelt key without naming the allowed ones. So, before Hy
 """
 
 import difflib
-import functools
 import os
 import re
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from pydantic import BaseModel, ValidationError
 
 from conf.paths import explain
 from conf.process import tune_process
+from conf.sweep import CONF, check_sweep
 
-CONF = Path(__file__).parent
-
+_SWEEP_FLAGS = ("-m", "--multirun")
 _UNREADABLE = object()
 
 # A run's files go to runs/<run.name>/: Hydra writes no folders or log files of its own.
@@ -41,7 +41,10 @@ _HYDRA = (
 
 
 def hydra_main(
-    config_name: str, schema: type[BaseModel], free_text: tuple[str, ...] = ()
+    config_name: str,
+    schema: type[BaseModel],
+    free_text: tuple[str, ...] = (),
+    check: Callable[[Any], Path | None] = lambda settings: None,
 ) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """Decorates `task(settings)`: a Hydra entry point whose argument is a validated `schema`.
 
@@ -49,19 +52,23 @@ def hydra_main(
         config_name: name of the YAML file in conf/ to compose, without its suffix.
         schema: the pydantic model of the whole configuration.
         free_text: keys whose values are taken literally up to the last character.
+        check: in a sweep, what `task` would refuse is refused for all jobs before the first one
+            starts; returns the folder that no two jobs may share, None where they may.
 
     A user's mistake (`ValueError`, a failed validation, a missing file) ends the program with one
     message on stderr and exit code 1; `HYDRA_FULL_ERROR=1` shows the traceback as well.
     """
 
     def decorate(task: Callable[[Any], None]) -> Callable[[], None]:
-        @functools.wraps(task)
+        @wraps(task)
         def main() -> None:
             tune_process()
             import hydra
 
             try:
                 sys.argv[1:] = rewrite_arguments(sys.argv[1:], free_text)
+                if sys.argv[1] in _SWEEP_FLAGS and not sys.argv[2].startswith("-"):
+                    check_sweep(config_name, sys.argv[2:], partial(_check_job, schema, check))
             except ValueError as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(1)
@@ -76,6 +83,16 @@ def hydra_main(
         return main
 
     return decorate
+
+
+def _check_job(
+    schema: type[BaseModel], check: Callable[[Any], Path | None], cfg: Any
+) -> Path | None:
+    settings = validate(cfg, schema)
+    try:
+        return check(settings)
+    except OSError as error:
+        raise ValueError(explain(error, settings)) from error
 
 
 def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None:
@@ -141,7 +158,7 @@ def rewrite_arguments(arguments: list[str], free_text: tuple[str, ...] = ()) -> 
         is_value = after_flag and "=" not in argument and not argument.startswith("~")
         (flags if is_flag or is_value else overrides).append(argument)
         after_flag = is_flag
-    sweeping = any(flag in flags for flag in ("-m", "--multirun"))
+    sweeping = any(flag in flags for flag in _SWEEP_FLAGS)
     return [*flags, *_HYDRA, *rewrite_overrides(overrides, free_text, sweeping)]
 
 

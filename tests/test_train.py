@@ -181,6 +181,35 @@ def test_a_prepared_folder_that_is_none_is_named_with_its_setting(command, tmp_p
     assert err.startswith(f"error: data.dir={tmp_path}: {tmp_path} is not a prepared data set")
 
 
+def test_a_sweep_trains_each_job_as_a_run_of_its_own(command, tmp_path):
+    short = ["trainer.tokens=256", f"hydra.sweep.dir={tmp_path}/sweep"]
+    jobs = ["run.name=lr-${optimizer.lr}", "optimizer.lr=0.001,0.02"]
+    code, _, err = command(train_command.main, "-m", *short, *jobs)
+    assert code == 0, err
+    alone = ["run.name=alone", "optimizer.lr=0.02"]
+    assert command(train_command.main, *short, *alone)[0] == 0
+    swept = losses(tmp_path / "lr-0.02", "learning_rate", "grad_norm")
+    assert swept == losses(tmp_path / "alone", "learning_rate", "grad_norm")
+    assert swept != losses(tmp_path / "lr-0.001", "learning_rate", "grad_norm")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["seed=1,2"], "would both be the run"),
+        (["seed=1,2", "run.name=s${seed}", "model.layers=gla,glaa"], "there is no mixer 'glaa'"),
+        (["seed=1,2", "run.name=s${seed}", "run.root=README.md"], "Not a directory"),
+    ],
+)
+def test_a_sweep_is_refused_before_its_first_job(command, tmp_path, overrides, named):
+    elsewhere = f"data.root={tmp_path}/elsewhere"
+    code, _, err = command(train_command.main, "-m", elsewhere, *overrides)
+    assert code == 1
+    assert err.startswith("error: job ")
+    assert named in err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [

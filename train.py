@@ -2,7 +2,7 @@
 
     1. check every setting, also against the run that is continued; nothing is written before
     2. find the data set, or prepare it
-    3. build the model and print its layer table
+    3. build the model and print its layer table; on a GPU, check its kernels
     4. open the run's folder: a new run, or the same command again continues it
     5. train
     6. validate on the whole held-out text; write a sample, plots and the summary
@@ -57,10 +57,12 @@ def main(settings: TrainSettings) -> None:
     from data.index import read_index
     from data.prepare import prepare
     from model.training.budget import planned_tokens
+    from model.training.kernel_check import check_kernels
 
     data_folder = prepare(settings.data, settings.tokenizer)
     index = read_index(data_folder)
     model = build_model(settings, folder, index)
+    check_kernels(model, settings.trainer.precision, device)
     with located(folder.path):
         folder.open(settings, MAY_CHANGE)
         with folder.locked():

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check import check_model_kernels
+from kernels.check import KernelError, check_model_kernels
 from model.mixers.linear import LinearMixer
 from model.network import LanguageModel
 
@@ -14,10 +14,13 @@ def check_kernels(model: LanguageModel, precision: str, device: torch.device) ->
     plain PyTorch.
 
     Raises:
-        KernelError: they do not.
+        SystemExit: they do not; with what is wrong, and what to do.
     """
     if device.type != "cuda":
         return
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     mixers = [module for module in model.modules() if isinstance(module, LinearMixer)]
-    check_model_kernels({mixer.kernel_shape() for mixer in mixers}, dtype, str(device))
+    try:
+        check_model_kernels({mixer.kernel_shape() for mixer in mixers}, dtype, str(device))
+    except KernelError as error:
+        raise SystemExit(f"Error: {error}") from error

@@ -20,7 +20,7 @@ class Blocks(NamedTuple):
 
 # For one decay per head or token, for one per channel, and for float32 operands.
 _TABLE: dict[KernelName, tuple[Blocks, Blocks, Blocks]] = {
-    "chunk_states": (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 1)),
+    "chunk_states": (Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 1)),
     "outputs": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "value_gradients": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "key_query_gradients": (Blocks(64, 64, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 8, 1)),

@@ -162,7 +162,8 @@ def key_query_gradients(
     # What the tile exchanges with the rest of the row: through the state before it and after it.
     d_read = tl.zeros((TILE, BK), tl.float32)
     d_written = tl.zeros((TILE, BK), tl.float32)
-    through = tl.zeros((BK,), tl.float32)
+    # A matrix of one column: Triton 3.7 cannot reduce a vector to a number here for sm_100.
+    through = tl.zeros((BK, 1), tl.float32)
     for begin in range(0, V, BV):
         values = begin + tl.arange(0, BV)
         state = load_state(states + at * K * V, keys, values, K, V)
@@ -185,7 +186,7 @@ def key_query_gradients(
                 last - step, keys, values, length, scale,
                 True, FAMILY, NORMALIZE, SEGMENTS, OPERAND, PRECISION, K, V,
             )  # fmt: skip
-        through += tl.sum(state * d_state, 1)
+        through += tl.sum(state * d_state, 1)[:, None]
         d_out = load_rows(d_o, d_o_st, rows, values, length, V)
         d_read = add_dot(d_read, d_out, tl.trans(state), OPERAND, PRECISION)
         v_block = load_rows(v, v_st, rows, values, length, V)
@@ -193,7 +194,7 @@ def key_query_gradients(
         if NORMALIZE and begin == 0:
             d_read += weight[:, None] * sum_[None, :]
             d_written += d_sum[None, :]
-            through += sum_ * d_sum
+            through += (sum_ * d_sum)[:, None]
 
     before = decay_before(decay, decay_st, start, keys, length, FAMILY, K)
     into = reach_in(segments, segments_st, first, start, length, SEGMENTS)
@@ -214,7 +215,7 @@ def key_query_gradients(
         # A decay at row t multiplies what row t and later ones read from before the tile, what
         # rows before t write for after it, and what passes the whole tile.
         through *= carried(segments, segments_st, first, start, start + TILE, length, SEGMENTS)
-        through *= tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))
+        through *= tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))[:, None]
         reading = load_rows(q, q_st, rows, keys, length, K).to(tl.float32) * scale * d_read
         writing = load_rows(k, k_st, rows, keys, length, K).to(tl.float32) * d_written
         later = index[:, None] <= index[None, :]
@@ -223,7 +224,7 @@ def key_query_gradients(
             d_rates += dot(before_row.to(tl.float32), writing, OPERAND, PRECISION)
             store_rows(
                 d_decay + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-                d_rates + through[None, :], K,
+                d_rates + tl.trans(through), K,
             )  # fmt: skip
         else:
             d_rates += tl.sum(tl.where(later, tl.sum(reading, 1)[None, :], 0.0), 1)

@@ -25,7 +25,7 @@ GRID = list(
         {
             "family": FAMILIES,
             "length": [1, 15, 16, 17, 63, 64, 65, 130, 257],
-            "widths": [(16, 16), (48, 80), (64, 48), (80, 64), (16, 80), (130, 20)],
+            "widths": [(16, 16), (48, 80), (64, 48), (80, 64), (16, 80), (130, 40)],
             "dtype": list(TOLERANCES),
             "gates": GATES,
             "normalize": [False, True],

@@ -11,11 +11,10 @@ from ahead_of_time import run_compiling
 from kernels.triton.blocks import KernelName, most_channels
 
 CASES = [
-    (target, family, width)
-    for target in ("sm_80", "sm_90")
-    for family in ("token", "channel")
-    for width in (64, 128)
+    *itertools.product(("sm_80", "sm_90"), ("token", "channel"), (64, 128)),
+    *itertools.product(("sm_100", "gfx942"), ("token", "channel"), (64,)),
 ]
+MUST_NOT_SPILL = ("sm_80", "sm_90")
 
 
 @pytest.mark.parametrize(("target", "family", "width"), CASES)
@@ -35,7 +34,7 @@ print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits,
     assert len(rows) == 7
     assert len({kernel.split(" ")[0] for kernel, *_ in rows}) == 5
     for kernel, spilled, fits, tensor_core_instructions in rows:
-        assert spilled == 0, kernel
+        assert spilled == 0 or target not in MUST_NOT_SPILL, kernel
         assert fits, kernel
         assert (tensor_core_instructions > 0) != kernel.startswith("scan_states"), kernel
 

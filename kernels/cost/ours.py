@@ -21,6 +21,7 @@ def our_kernels(shape: Shape) -> list[Kernel]:
         _chunk_states(shape),
         _scan_states(shape),
         _outputs(shape),
+        *([_output_cast(shape)] if _kept_output(shape).name != "o" else []),
         *([_quotient_gradients(shape)] if shape.normalize else []),
         _reverse_chunk_states(shape),
         _reverse_scan_states(shape),
@@ -59,7 +60,7 @@ def _scan_states(shape: Shape) -> Kernel:
         reads=(
             plan.states("local states", FLOAT32),
             *plan.key_sums("local key sums"),
-            plan.chunk_decay(),
+            *_chunk_decays(plan),
             plan.border_state("initial state"),
         ),
         writes=(
@@ -88,7 +89,7 @@ def _outputs(shape: Shape) -> Kernel:
             plan.states("states at starts", shape.operand_bytes, per_tile=True),
             *plan.key_sums("key sums at starts", times_per_tile=values),
         ),
-        writes=(plan.values("o"), *_denominators(shape)),
+        writes=(_kept_output(shape), *_denominators(shape)),
         vector_ops=values * (plan.weigh(plan.tokens) + plan.weigh_pairs())
         + plan.rebuild(plan.before),
         **plan.products(
@@ -99,29 +100,35 @@ def _outputs(shape: Shape) -> Kernel:
     )
 
 
-def _quotient_gradients(shape: Shape) -> Kernel:
-    """Eleven element-wise launches: do / d, 0 where d = 0, and -(do / d) . o.
+def _output_cast(shape: Shape) -> Kernel:
+    """Rounds normalised outputs for the caller."""
+    output = access("o", shape.elements("bthv"), shape.input_bytes)
+    return Kernel("cast of o", "forward", reads=(_kept_output(shape),), writes=(output,))
 
-    Casts of do and o (none if they are float32), the quotient, a copy and a fill of it, the product
-    with o and its sum; on denominators a comparison, a copy and a fill, and the sign.
+
+def _quotient_gradients(shape: Shape) -> Kernel:
+    """Ten element-wise launches: do / d, 0 where d = 0, and -(do / d) . o.
+
+    A cast of do (none if it is float32), the quotient, a copy and a fill of it, the product with
+    o and its sum; on denominators a comparison, a copy and a fill, and the sign.
     """
     wide = shape.elements("bthv")
     narrow = shape.elements("bth")
-    cast = 0 if shape.input_bytes == FLOAT32 else 2 * wide  # of do and o
-    inputs = () if not cast else (access("do, o", cast, shape.input_bytes),)
+    cast = 0 if shape.input_bytes == FLOAT32 else wide
     quotient = access("d numerator", wide, FLOAT32)
     return Kernel(
         "quotient gradients",
         "backward",
         reads=(
-            *inputs,
-            access("do, quotient, copy, quotient, o, product", 6 * wide, FLOAT32),
+            *((access("do", wide, shape.input_bytes),) if cast else ()),
+            _kept_output(shape),
+            access("do, quotient, copy, quotient, product", 5 * wide, FLOAT32),
             access("denominators, copies, sum", 5 * narrow, FLOAT32),
             access("where zero", 2 * narrow, 1),
         ),
         writes=(
-            access("casts, quotient, copy, product", cast + 3 * wide, FLOAT32),
-            access("copies, fill, sum", 3 * narrow, FLOAT32),
+            access("cast, quotient, copy, product", cast + 3 * wide, FLOAT32),
+            access("copy, fill, sum", 3 * narrow, FLOAT32),
             access("where zero", narrow, 1),
             quotient,
             access("d denominators", narrow, FLOAT32),
@@ -159,7 +166,7 @@ def _reverse_scan_states(shape: Shape) -> Kernel:
         reads=(
             plan.states("local state gradients", FLOAT32),
             *plan.key_sums("local key sum gradients"),
-            plan.chunk_decay(),
+            *_chunk_decays(plan),
             plan.border_state("d final state"),
         ),
         writes=(
@@ -208,21 +215,20 @@ def _key_query_gradients(shape: Shape) -> Kernel:
     numbers = {"none": 0, "head": 0, "scalar": keys, "channel": shape.key_width}[shape.decay]
     name = "d decay" if channel else "d decay, parts"
     decay_gradient = access(name, plan.tokens * numbers, FLOAT32)
-    products = plan.products(
-        keys * plan.within_tiles(shape.value_width)
-        + scores * plan.within_tiles(shape.key_width)
-        + plan.with_states(2 * plan.tiles + 2 * plan.passes)
-    )
-    tf32 = products.pop("tf32_flops", 0.0) + shape.tf32_products * _decay_products(plan)
+    # The scores' gradient comes before the exchange with states: v, do and decays are loaded for
+    # both, and a decay's gradient loads q and k again at the end.
+    again = 2 if numbers else 1
     return Kernel(
         "key_query_gradients",
         "backward",
         reads=(
-            plan.keys("q", own=1, after=values),
-            plan.keys("k", own=1, before=values),
-            plan.values("v", own=keys, before=keys),
-            plan.output_gradient(own=keys, after=keys),
-            *plan.decay(channel=(1, values, values), scalar=(keys, keys * values, keys * values)),
+            plan.keys("q", own=again, after=values),
+            plan.keys("k", own=again, before=values),
+            plan.values("v", own=2 * keys, before=keys),
+            plan.output_gradient(own=2 * keys, after=keys),
+            *plan.decay(
+                channel=(2, values, values), scalar=(2 * keys, keys * values, keys * values)
+            ),
             plan.states("states at starts", shape.operand_bytes, per_tile=True),
             plan.states("state gradients at ends", shape.operand_bytes, per_tile=True),
             *plan.key_sums("key sums at starts", times_per_tile=values),
@@ -230,19 +236,40 @@ def _key_query_gradients(shape: Shape) -> Kernel:
             *plan.denominator_gradient(own=keys, after=keys * values),
         ),
         writes=(plan.keys("dq"), plan.keys("dk"), *([decay_gradient] if numbers else [])),
-        # A decay's gradient also takes the product of each tile's state with its gradient.
-        vector_ops=2 * plan.weigh(plan.tokens)
-        + (1 if channel else keys) * plan.weigh_pairs()
+        vector_ops=_gradient_ops(plan)
+        + 2 * plan.weigh(plan.tokens)
         + plan.rebuild(plan.before)
-        + plan.rebuild(plan.after)
-        + (2.0 * plan.tiles * shape.key_width * shape.value_width if numbers else 0.0),
-        tf32_flops=tf32,
-        **products,
+        + plan.rebuild(plan.after),
+        **plan.products(
+            keys * plan.within_tiles(shape.value_width)
+            + scores * plan.within_tiles(shape.key_width)
+            + plan.with_states(2 * plan.tiles + 2 * plan.passes)
+            + _decay_products(plan)
+        ),
     )
 
 
+def _gradient_ops(plan: Plan) -> float:
+    """Vector operations of the gradients of queries, keys and decays beside rebuilding states."""
+    shape = plan.shape
+    keys = float(plan.tokens) * shape.key_width
+    pairs = float(plan.key_blocks * plan.tiles) * TILE * TILE
+    summed = 2 * keys  # dq and dk: what comes from pairs inside the tile and what from states
+    if shape.decay in ("none", "head"):
+        return summed + plan.key_blocks * plan.weigh_pairs()
+    # For the decay: queries and keys times what comes from states, and states times gradients.
+    exchanged = 2 * keys + 2.0 * plan.tiles * shape.key_width * shape.value_width
+    if shape.decay == "scalar":
+        # Scores times gradients and three sums along pairs; two along channels.
+        return summed + exchanged + plan.key_blocks * plan.weigh_pairs() + 4 * pairs + 2 * keys
+    # A level weighs its operand and its product, adds the product to dq or dk and multiplies it by
+    # the operand. Before the levels the scores' gradients are made symmetric, and those on the
+    # diagonal multiply queries and keys.
+    return summed + exchanged + LEVELS * (plan.weigh(plan.tokens) + 3 * keys) + pairs + 2 * keys
+
+
 def _decay_products(plan: Plan) -> float:
-    """FLOPs of the products with triangles of ones that sum up a decay's gradient, in float32."""
+    """FLOPs of the products with matrices of zeros and ones that sum up a decay's gradient."""
     if plan.shape.decay == "channel":
         return (LEVELS + 2) * plan.within_tiles(plan.shape.key_width)
     if plan.shape.decay == "scalar":
@@ -260,6 +287,18 @@ def _decay_gradients(shape: Shape) -> Kernel:
         writes=(access("d decay", plan.tokens, FLOAT32),),
         vector_ops=float(plan.tokens * plan.key_blocks),
     )
+
+
+def _chunk_decays(plan: Plan) -> tuple[Access, ...]:
+    """As one scan reads them; key sums have a scan of their own."""
+    return (plan.chunk_decay(),) * (2 if plan.shape.normalize else 1)
+
+
+def _kept_output(shape: Shape) -> Access:
+    """o as the backward pass needs it: with denominators in float32, whatever the inputs are."""
+    if shape.normalize and shape.input_bytes != FLOAT32:
+        return access("o in float32", shape.elements("bthv"), FLOAT32)
+    return access("o", shape.elements("bthv"), shape.input_bytes)
 
 
 def _denominators(shape: Shape) -> list[Access]:

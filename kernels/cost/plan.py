@@ -1,30 +1,27 @@
 """Tiles, chunks and blocks of our kernels: how many there are, and how often they load a tensor.
 
-The sizes are those that kernels/triton/launch.py gives to the kernels.
+Blocks come from the kernels' own table. The modules that hold the sizes of tiles and chunks need
+triton, so these are written down here once more; a test compares them.
 """
 
 from collections.abc import Callable
 from math import ceil
-from typing import Literal
 
 from kernels.cost.accounting import FLOAT32, Access, Shape, access, split
+from kernels.triton.blocks import KernelName, most_channels
 
 TILE = 64
 CHUNK = 256
 LEVELS = 6  # log2(TILE): halvings of a tile, for decays per channel
 
-KernelName = Literal["chunk_states", "outputs", "value_gradients", "key_query_gradients"]
 Loads = tuple[int, int, int]  # how often a token is loaded, as in `Plan.keys`
 
 
 def block_sizes(kernel: KernelName, shape: Shape) -> tuple[int, int]:
     """Most key channels and most value channels of a program."""
-    if kernel == "chunk_states":
-        return 64, 64
-    keys = 32 if shape.decay == "channel" else 64
-    if kernel == "key_query_gradients" or shape.operand_bytes == FLOAT32:
-        return keys, 64
-    return keys, 128
+    wide = shape.operand_bytes == FLOAT32
+    chosen = most_channels(kernel, channel=shape.decay == "channel", wide=wide)
+    return chosen.keys, chosen.values
 
 
 def tokens_before(length: int) -> int:
@@ -116,7 +113,7 @@ class Plan:
         return (Access(name, self.chunks * width, FLOAT32, loads * width),)
 
     def chunk_decay(self) -> Access:
-        """The log-decay of whole chunks, [B, H, chunks, 1 or K]."""
+        """The log-decay of whole chunks, [B, H, chunks, 1 or K]; zeros when there is no decay."""
         columns = self.shape.key_width if self.shape.decay == "channel" else 1
         return access("chunk decay", self.chunks * columns, FLOAT32)
 
@@ -152,7 +149,7 @@ class Plan:
         return per_element[self.shape.decay] * tokens * float(self.shape.key_width)
 
     def weigh_pairs(self) -> float:
-        """Vector operations that weigh the pairs of all tiles once."""
+        """Vector operations that weigh the pairs of all tiles once, for scores."""
         pairs = float(self.tiles) * TILE * TILE
         if self.shape.decay == "channel":  # operands of each level, its sum, and the diagonal
             levels = LEVELS * (self.weigh(self.tokens) + self.key_blocks * pairs)

@@ -1,17 +1,18 @@
 """The accounting of `python -m kernels.cost` against hand counts and a simulation of every load."""
 
-from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from cost_simulation import simulate
 
 from kernels.cost.__main__ import main
 from kernels.cost.accounting import Kernel, Shape, access, bytes_moved
 from kernels.cost.devices import DEVICES, floor_seconds, total_seconds
 from kernels.cost.fewest import fewest_kernels
 from kernels.cost.ours import our_kernels
-from kernels.cost.plan import CHUNK, TILE, block_sizes
+from kernels.cost.plan import CHUNK, LEVELS, TILE, Plan
 from kernels.cost.published import published_kernels
 
 DECAYS = ("none", "head", "scalar", "channel")
@@ -58,157 +59,61 @@ def test_loads_and_products_equal_a_simulation_of_every_program(decay, length, n
             counts = simulation.counts[tensor.name]
             assert np.count_nonzero(counts) == tensor.elements, (name, tensor.name)
             assert counts.sum() == tensor.requested, (name, tensor.name)
-        assert kernel.matmul_flops == simulation.flops, name
-        assert kernel.tf32_flops == simulation.tf32_flops, name
+        assert (kernel.matmul_flops, kernel.tf32_flops) == (simulation.flops, 0), name
 
 
-class Simulation:
-    """Counts the loads of every element and the FLOPs of every product of one kernel."""
+def test_tiles_chunks_and_levels_are_those_of_the_kernels():
+    from kernels.triton import device, launch
 
-    def __init__(self, shape: Shape, kernel: str) -> None:
-        self.shape = shape
-        keys, values = block_sizes(kernel.removesuffix(", reverse"), shape)
-        self.key_blocks = blocks(shape.key_width, keys)
-        self.value_blocks = blocks(shape.value_width, values)
-        self.counts, self.flops, self.tf32_flops = {}, 0, 0
-
-    def load(self, name: str, *where) -> None:
-        shape = self.shape
-        chunks = -(-shape.length // CHUNK)
-        if name == "do" and shape.normalize:
-            name = "d numerator"
-        if name == "decay" and shape.decay == "scalar":
-            where = where[:1]
-        if name == "decay" and shape.decay in ("none", "head"):
-            return
-        if ("key sum" in name or name == "d denominators") and not shape.normalize:
-            return
-        sizes = {"t": shape.length, "k": shape.key_width, "v": shape.value_width, "c": chunks}
-        axes = {"q": "tk", "k": "tk", "v": "tv", "do": "tv", "d numerator": "tv"}
-        axes |= {"decay": "tk"[: len(where)], "d denominators": "t"}
-        default = "ckv" if "state" in name else "ck"
-        size = [sizes[axis] for axis in axes.get(name, default)]
-        self.counts.setdefault(name, np.zeros(size, np.int64))[where] += 1
-
-    def dot(self, rows: int, inner: int, columns: int, times: int = 1) -> None:
-        self.flops += times * 2 * rows * inner * columns
-
-    def tf32_dot(self, rows: int, inner: int, columns: int, times: int = 1) -> None:
-        self.tf32_flops += times * 2 * rows * inner * columns
-
-    def pass_tile(self, tile, keys, values, backward=False) -> None:
-        """A step of a state, or with `backward` of its gradient, past a tile."""
-        self.load("q" if backward else "k", tile, keys)
-        self.load("do" if backward else "v", tile, values)
-        self.load("decay", tile, keys)
-        if backward:
-            self.load("d denominators", tile)
-        self.dot(size(keys), TILE, size(values))
+    assert (device.TILE.value, device.LEVELS.value) == (TILE, LEVELS)
+    assert launch.CHUNK_TILES * TILE == CHUNK
 
 
-def simulate(shape: Shape) -> dict[str, Simulation]:
-    """Every kernel that multiplies, program by program, for one row of one head."""
-    names = ("chunk_states", "chunk_states, reverse", "outputs", "value_gradients")
-    result = {name: Simulation(shape, name) for name in (*names, "key_query_gradients")}
-    for number, chunk in enumerate(blocks(shape.length, CHUNK)):
-        tiles = blocks(size(chunk), TILE, chunk.start)
-        simulate_chunk_states(result["chunk_states"], tiles, backward=False)
-        simulate_chunk_states(result["chunk_states, reverse"], tiles, backward=True)
-        for place, tile in enumerate(tiles):
-            earlier, later = tiles[:place], tiles[place + 1 :]
-            simulate_outputs(result["outputs"], number, tile, earlier)
-            simulate_value_gradients(result["value_gradients"], number, tile, later)
-            simulate_key_query_gradients(
-                result["key_query_gradients"], number, tile, earlier, later
-            )
-    return result
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_kernels_their_tensors_and_blocks_are_those_of_the_launches(decay, dtype, normalize):
+    from kernels.triton.launch import Problem, backward, forward
+
+    launches = {}
+
+    def launch(kernel, programs, *arguments, **options):
+        name = kernel.__name__ + (", reverse" if options.get("BACKWARD") else "")
+        tensors = [x for x in arguments if torch.is_tensor(x) and x.numel()]
+        launches[name] = (options, {(x.numel(), x.element_size()) for x in tensors})
+
+    q, k, v = (torch.zeros(2, 300, 3, n, dtype=getattr(torch, dtype)) for n in (96, 96, 160))
+    axes = {"none": None, "head": (3,), "scalar": (2, 300, 3), "channel": (2, 300, 3, 96)}[decay]
+    gates = None if axes is None else torch.zeros(axes)
+    p = Problem.of(q, k, v, gates, None, None, 1.0, normalize, False, CHUNK // TILE, launch)
+    o, _, _, *kept = forward(p, None, None)
+    backward(p, torch.zeros_like(o), None, None, o, *kept, decay != "head")
+
+    shape = Shape(2, 300, 3, 96, 160, decay, dtype, normalize)
+    of_torch = ("cast of o", "quotient gradients", "sum of d decay")
+    rows = [kernel for kernel in our_kernels(shape) if kernel.name not in of_torch]
+    assert [row.name for row in rows] == list(launches)
+    # Decays per head, and the chunks' decays, which the reverse pass is given and does not touch.
+    uncounted = {(3, 4), (kept[-1].numel(), 4)}
+    for row in rows:
+        options, given = launches[row.name]
+        if not row.name.startswith("scan_states"):  # one row for the scans of states and key sums
+            counted = {(tensor.elements, tensor.width) for tensor in (*row.reads, *row.writes)}
+            assert counted <= given <= counted | uncounted, row.name
+            plan = Plan(shape, row.name.removesuffix(", reverse"))
+            assert plan.key_blocks == -(-96 // options["BK"]), row.name
+            assert plan.value_blocks == -(-160 // options["BV"]), row.name
 
 
-def simulate_chunk_states(kernel, tiles, backward):
-    for keys, values in product(kernel.key_blocks, kernel.value_blocks):
-        for tile in tiles:
-            kernel.pass_tile(tile, keys, values, backward)
-
-
-def simulate_scores(kernel, tile):
-    channel = kernel.shape.decay == "channel"
-    for keys in kernel.key_blocks:
-        kernel.load("q", tile, keys)
-        kernel.load("k", tile, keys)
-        if channel:
-            kernel.load("decay", tile, keys)
-        kernel.dot(TILE, size(keys), TILE, times=6 if channel else 1)
-    if not channel:
-        kernel.load("decay", tile)
-
-
-def simulate_outputs(kernel, chunk, tile, earlier):
-    for values in kernel.value_blocks:
-        simulate_scores(kernel, tile)
-        kernel.load("v", tile, values)
-        kernel.dot(TILE, TILE, size(values))
-        for keys in kernel.key_blocks:
-            kernel.load("states at starts", chunk, keys, values)
-            kernel.load("key sums at starts", chunk, keys)
-            for other in earlier:
-                kernel.pass_tile(other, keys, values)
-            kernel.load("decay", tile, keys)
-            kernel.load("q", tile, keys)
-            kernel.dot(TILE, size(keys), size(values))
-
-
-def simulate_value_gradients(kernel, chunk, tile, later):
-    for values in kernel.value_blocks:
-        simulate_scores(kernel, tile)
-        kernel.load("do", tile, values)
-        kernel.dot(TILE, TILE, size(values))
-        for keys in kernel.key_blocks:
-            kernel.load("state gradients at ends", chunk, keys, values)
-            for other in later:
-                kernel.load("q", other, keys)
-                kernel.load("do", other, values)
-                kernel.load("decay", other, keys)
-                kernel.dot(size(keys), TILE, size(values))
-            kernel.load("decay", tile, keys)
-            kernel.load("k", tile, keys)
-            kernel.dot(TILE, size(keys), size(values))
-
-
-def simulate_key_query_gradients(kernel, chunk, tile, earlier, later):
-    for keys in kernel.key_blocks:
-        for values in kernel.value_blocks:
-            kernel.load("states at starts", chunk, keys, values)
-            kernel.load("key sums at starts", chunk, keys)
-            kernel.load("key sum gradients at ends", chunk, keys)
-            for other in earlier:
-                kernel.pass_tile(other, keys, values)
-            kernel.load("state gradients at ends", chunk, keys, values)
-            for other in later:
-                kernel.pass_tile(other, keys, values, backward=True)
-            kernel.load("v", tile, values)
-            kernel.load("do", tile, values)
-            kernel.dot(TILE, size(values), TILE)
-            kernel.dot(TILE, size(values), size(keys), times=2)
-        kernel.load("d denominators", tile)
-        for name in ("q", "k", "decay"):
-            kernel.load(name, tile, keys)
-        if kernel.shape.decay == "channel":
-            kernel.dot(TILE, TILE, size(keys), times=6)
-            kernel.tf32_dot(TILE, TILE, size(keys), times=6 + 2)
-        else:
-            kernel.dot(TILE, TILE, size(keys), times=2)
-        if kernel.shape.decay == "scalar":
-            kernel.dot(TILE, size(keys), TILE)
-            kernel.tf32_dot(TILE, TILE, TILE)
-
-
-def blocks(length, step, start=0):
-    borders = [*range(start, start + length, step), start + length]
-    return [slice(a, b) for a, b in pairwise(borders)]
-
-
-def size(block):
-    return block.stop - block.start
+def test_normalised_outputs_stay_float32_for_their_gradient():
+    kernels = {kernel.name: kernel for kernel in our_kernels(Shape(normalize=True))}
+    cast, quotient = kernels["cast of o"], kernels["quotient gradients"]
+    tokens = TENSOR // 2 // 128
+    assert (cast.bytes_read, cast.bytes_written) == (2 * TENSOR, TENSOR)
+    # do comes in bfloat16; o, its cast, quotient, copy, quotient, product are float32.
+    assert quotient.bytes_read == (1 + 6 * 2) * TENSOR + (5 * 4 + 2) * tokens
+    assert quotient.bytes_written == 5 * 2 * TENSOR + (4 * 4 + 1) * tokens
+    assert "cast of o" not in {k.name for k in our_kernels(Shape(dtype="float32", normalize=True))}
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -1,0 +1,1 @@
+"""Side-by-side measurements: each module with a `main` is one command."""

@@ -160,7 +160,7 @@ def test_rounding_stays_that_of_the_dtype(path, mask, dtype, error):
         *itertools.product([by_document, masked], MASKS),
         *itertools.product([by_flex], SOME_MASKS),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_gradients_equal_those_of_the_formula(path, mask, monkeypatch):
     # Eager flex_attention has gradients on a CPU too, but refuses inputs that ask for them.

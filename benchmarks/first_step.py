@@ -15,15 +15,15 @@ from benchmarks.kernel_calls import FLA, make_calls, make_inputs
 from benchmarks.kernel_cases import TARGET_LENGTH, case
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], device: str = "cuda", backend: str = "triton") -> None:
     library, op, width = arguments
     shape = case(op, TARGET_LENGTH, int(width))
     fla = fla_ops.chunked_ops() if library == FLA else {}
-    call = make_calls(shape, make_inputs(shape, "cuda"), fla)[library]
-    torch.cuda.synchronize()
+    call = make_calls(shape, make_inputs(shape, device), fla, backend)[library]
+    torch.accelerator.synchronize()
     start = time.perf_counter()
     call.training()
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     print(time.perf_counter() - start)
 
 

@@ -47,17 +47,15 @@ def case(op: str, length: int, width: int, packed: bool = False, fla: bool = Tru
 
 
 def quick_cases() -> list[Case]:
-    """What decides the targets first, then the curves. FLA's search is left out at width 256."""
+    """GLA and RetNet, what decides the targets first. FLA's search is left out at width 256."""
     cases = [
         case("gla", TARGET_LENGTH, TARGET_WIDTH),
         case("retnet", TARGET_LENGTH, 256, fla=False),
         case("retnet", TARGET_LENGTH, TARGET_WIDTH),
-        *(case(op, TARGET_LENGTH, TARGET_WIDTH, fla=False) for op in ("simple", "linear")),
     ]
-    for length in (2048, 65536):
-        cases += [case(op, length, TARGET_WIDTH, fla=op in ("gla", "retnet")) for op in OPS]
-    cases += [case(op, TARGET_LENGTH, TARGET_WIDTH, packed=True) for op in ("gla", "retnet")]
-    return cases
+    for length in (2048, 4096, 65536):
+        cases += [case(op, length, TARGET_WIDTH) for op in ("gla", "retnet")]
+    return [*cases, case("gla", TARGET_LENGTH, TARGET_WIDTH, packed=True)]
 
 
 def all_cases(ops: Iterable[str], lengths: Iterable[int], widths: Iterable[int]) -> list[Case]:

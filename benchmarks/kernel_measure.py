@@ -17,7 +17,7 @@ from benchmarks.kernel_cases import TARGET_LENGTH, TARGET_WIDTH, Case
 from benchmarks.timing import Budget, Timer, interleaved, time_limit
 from kernels.problems import relative_error
 
-PREPARING, MEASURING = 0.65, 0.95  # of the budget are over when they end
+PREPARING, MEASURING = 0.75, 0.95  # of the budget are over when they end
 AGREEMENT = 2e-2  # relative error between two libraries in bfloat16
 DIRECTIONS = ("forward", "training")
 

@@ -188,29 +188,38 @@ def draw(results: dict, path: Path) -> None:
     training = [row for row in rows(results) if row.direction == "training"]
     ops = [op for op in OPS if any(row.op == op for row in training)]
     figure, axes = plt.subplots(
-        1, max(1, len(ops)), figsize=(4 * max(1, len(ops)), 4), sharey=True, squeeze=False
+        1, max(1, len(ops)), figsize=(max(8, 4 * len(ops)), 4.5), sharey=True, squeeze=False
     )
     for panel, op in zip(axes[0], ops, strict=False):
         of_op = [row for row in training if row.op == op]
+        lengths = sorted({row.length for row in of_op})
         widths = {row.width for row in of_op}
         width = TARGET_WIDTH if TARGET_WIDTH in widths else min(widths)
         for packed in (False, True):
             for library, points in _curves(of_op, width, packed).items():
                 panel.loglog(
                     *zip(*sorted(points), strict=True),
-                    marker="o", markersize=4, base=2,
+                    marker="s" if packed else "o",
+                    markersize=6 if packed else 4,
+                    markerfacecolor="none" if packed else None,
                     linestyle="--" if packed else "-",
                     color={BRAID: "C0", FLA: "C1"}.get(library, "C2"),
                     label=f"{library}, packed" if packed else library,
                 )  # fmt: skip
         panel.set_title(f"{op}, D={width}")
         panel.set_xlabel("tokens a row")
-        panel.set_yscale("log", base=10)
-        panel.grid(True, which="major", alpha=0.3)
-        panel.legend(fontsize=8)
+        panel.set_xticks(lengths, [f"{length / 1024:g}k" for length in lengths])
+        panel.xaxis.minorticks_off()
+        panel.grid(True, alpha=0.3)
     axes[0][0].set_ylabel("ns a token, forward + backward")
+    labels = {
+        label: line
+        for panel in axes[0]
+        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     figure.suptitle(results["machine"]["gpu"], fontsize=10)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.legend(labels.values(), labels.keys(), loc="lower center", ncols=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -36,10 +36,11 @@ def test_the_full_selection_has_every_combination_once():
 def test_the_quick_selection_covers_what_the_targets_need():
     cases = quick_cases()
     assert len(cases) == len(set(cases))
-    assert {c.op for c in cases} == set(OPS)
+    assert {c.op for c in cases} == {"gla", "retnet"}
     assert any(c.packed for c in cases)
     assert any(c.op == "retnet" and c.width == 256 for c in cases)
     assert min(c.length for c in cases) == 2048
+    assert len({c.compiled for c in cases}) <= 4  # compilation takes most of the time
 
 
 def test_a_choice_restricts_the_selection():

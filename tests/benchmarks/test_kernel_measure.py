@@ -111,7 +111,7 @@ def test_fla_is_not_prepared_beyond_its_share_of_the_time():
     now = [0.0]
 
     def gla(*arguments, **options):
-        now[0] += 700.0
+        now[0] += 760.0
         return FLA["gla"](*arguments, **options)
 
     fla = {"gla": gla, "retnet": FLA["retnet"]}

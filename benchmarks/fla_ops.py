@@ -98,7 +98,7 @@ def searches_compiled_side_by_side(workers: int) -> Iterator[None]:
     FLA compiles several hundred configurations per operator, by default one after another. The
     search itself, its candidates and its timings stay as they are.
     """
-    from triton.runtime._async_compile import AsyncCompileMode
+    from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.runtime.autotuner import Autotuner
 
     run, searched = Autotuner.run, set()
@@ -114,6 +114,7 @@ def searches_compiled_side_by_side(workers: int) -> Iterator[None]:
                 with AsyncCompileMode(pool, ignore_errors=True):
                     self.warmup(*arguments, **ahead)
             finally:
+                active_mode.set(None)  # a time limit may end the mode while it waits for the pool
                 pool.shutdown(cancel_futures=True)
         return run(self, *arguments, **options)
 

@@ -68,3 +68,24 @@ def test_all_candidates_of_a_search_are_compiled_once_before_it_starts(tmp_path)
     assert done.returncode == 0, done.stderr
     # Two candidates per key; the same key a second time compiles nothing more.
     assert done.stdout.split() == ["2", "2", "4"]
+
+
+def test_a_time_limit_during_compilation_leaves_triton_as_it_was(monkeypatch):
+    from triton.runtime import _async_compile
+    from triton.runtime.autotuner import Autotuner
+
+    class Search:
+        keys, configs = (), (1, 2)
+
+        def warmup(self):
+            assert _async_compile.active_mode.get() is not None
+
+    def stopped(*_):
+        raise TimeoutError
+
+    before = Autotuner.run
+    monkeypatch.setattr(_async_compile.AsyncCompileMode, "__exit__", stopped)
+    with pytest.raises(TimeoutError), fla_ops.searches_compiled_side_by_side(1):
+        Autotuner.run(Search())
+    assert _async_compile.active_mode.get() is None
+    assert Autotuner.run is before

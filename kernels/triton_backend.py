@@ -23,7 +23,9 @@ def refusal(q: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs; None if they can."""
     if q.dtype == torch.float64:
         return "has no float64; use backend='torch' or 'reference'"
-    if not _installed():
+    if torch.compiler.is_compiling():
+        return None  # compilers cannot look at the machine, and need triton themselves
+    if importlib.util.find_spec("triton") is None:
         return "needs the triton package, which is not installed; use backend='torch'"
     if q.device.type == "cpu" and not _interpreted():
         return (
@@ -34,13 +36,6 @@ def refusal(q: Tensor) -> str | None:
     return None
 
 
-# Compilers take the answers as they are instead of looking into these functions.
-@torch.compiler.assume_constant_result
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@torch.compiler.assume_constant_result
 def _interpreted() -> bool:
     import triton
 

@@ -49,7 +49,7 @@ from tests.composing import composed
         ("schedule.warmup=120%", ["schedule.warmup", "'120%'", "tokens"]),
         ("schedule.warmup=fast", ["schedule.warmup", "'fast'"]),
         ("trainer.tokens=2e6", None),
-        ("trainer.tokens=100", ["tokens=100", "batch_tokens=4096"]),
+        ("trainer.tokens=100", ["tokens=100", "batch_tokens=2048"]),
         ("model.mixers.gla.memory_length=[9]", ["memory_length=[9", "two numbers"]),
         ("model.mixers.gla.normalize=true", ["normalize=true", "identity", "elu1"]),
         ("model.mixers.linear.rope_base=1e4", ["normalize=true", "rope_base"]),

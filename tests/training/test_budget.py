@@ -18,7 +18,8 @@ from tests.composing import composed, small_model
     ],
 )
 def test_a_run_has_the_whole_steps_that_fit(minutes, speed, tokens):
-    trainer = composed("trainer.tokens=100000", f"trainer.minutes={minutes}").trainer
+    fixed = ("trainer.tokens=100000", "trainer.batch_tokens=4096")
+    trainer = composed(*fixed, f"trainer.minutes={minutes}").trainer
     assert fitting_tokens(trainer, speed) == tokens
 
 

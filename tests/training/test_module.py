@@ -42,7 +42,7 @@ def module_of(*overrides, layers="gla softmax", compiled=False) -> TrainingModul
     model = small_model(layers)
     if compiled:
         for block in model.blocks:
-            block.compile(backend="eager")
+            block.compile(backend="eager", dynamic=False)
     return TrainingModule(model, settings.optimizer, settings.schedule, settings.trainer, 6400, 3.0)
 
 

@@ -222,8 +222,12 @@ def main(arguments: list[str] | None = None) -> int:
 
         compute_in_bfloat16()
     dtype = getattr(torch, options.dtype)
-    chosen = [c for c in cases() if c.op in options.op and c.size <= options.most]
-    left_out = sum(c.op in options.op for c in cases()) - len(chosen)
+    of_ops = [case for case in cases() if case.op in options.op]
+    chosen = [case for case in of_ops if case.size <= options.most]
+    if not chosen:
+        smallest = min(case.size for case in of_ops)
+        print(f"error: --most {options.most}: the smallest shape has {smallest}", file=sys.stderr)
+        return 2
     table = Table("op", "B", "T", "H", "K", "V", "documents", "backend", *COLUMNS, "", box=None)
     missed, worst = 0, dict.fromkeys(backends, 0.0)
     for case in tqdm(chosen, "parity", disable=not sys.stderr.isatty()):
@@ -238,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     for backend in backends:
         print(f"{backend}: worst relative error {worst[backend]:.1e}")
-    total = len(chosen) * len(backends)
+    total, left_out = len(chosen) * len(backends), len(of_ops) - len(chosen)
     print(f"{total - missed} of {total} within {BUDGETS[dtype]:.0e}; {left_out} shapes left out")
     return 1 if missed else 0
 

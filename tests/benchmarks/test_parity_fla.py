@@ -67,6 +67,12 @@ def test_shapes_above_the_limit_are_counted(shapes, fake_fla, capsys):
     assert "1 of 1 within 1e-03; 1 shapes left out" in capsys.readouterr().out
 
 
+def test_a_limit_below_every_shape_is_a_mistake(shapes, fake_fla, capsys):
+    fake_fla()
+    assert parity_fla.main(["--op", "gla", "--most", "30"]) == 2
+    assert capsys.readouterr().err == "error: --most 30: the smallest shape has 40\n"
+
+
 def test_gradients_and_states_are_compared_where_the_reference_has_them(shapes, fake_fla):
     fake_fla()
     columns = {}

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @hydra_main("generate", GenerateSettings, free_text=("prompt",))
 def main(settings: GenerateSettings) -> None:
+    check_prompt(settings.prompt)
+
     from data.index import TOKENIZER_FILE
     from data.tokenizer import Tokenizer
     from model.training.device import pick_device
     from model.training.load import find_checkpoint, load_model
 
-    check_prompt(settings.prompt)
     device = pick_device(settings.device)
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
     tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)

@@ -154,7 +154,7 @@ def forward(
     new = p.q.new_empty
     dtype, _ = operand_types(p.v.dtype, p.precise)
     totals = new(p.rows, p.num_chunks, p.decay_channels, dtype=torch.float32)
-    added, added_sums = _chunk_states(p, p.k, p.v, None, totals)
+    added, added_sums = _chunk_states(p, p.k, p.v, None, totals, backward=False)
     chunk_starts, final = _scan(p, added, totals, S, (batch, heads, key_width, value_width), dtype)
     sums, final_z = new(0, dtype=torch.float32), new(0, dtype=torch.float32)
     if p.normalize:
@@ -197,7 +197,7 @@ def backward(
         d_o = divide_or_zero(d_o, denominators)
         d_denominators = -(d_o * o).sum(3)
     d_o = rows_contiguous(d_o)
-    added, added_sums = _chunk_states(p, p.q, d_o, d_denominators, totals)
+    added, added_sums = _chunk_states(p, p.q, d_o, d_denominators, totals, backward=True)
     shape = (batch, heads, key_width, value_width)
     d_states, d_initial = _scan(p, added, totals, d_S, shape, dtype, backward=True)
     d_sums, d_initial_z = new(0, dtype=torch.float32), new(0, dtype=torch.float32)
@@ -248,11 +248,10 @@ def backward(
 
 
 def _chunk_states(
-    p: Problem, x: Tensor, y: Tensor, weights: Tensor | None, totals: Tensor
+    p: Problem, x: Tensor, y: Tensor, weights: Tensor | None, totals: Tensor, backward: bool
 ) -> tuple[Tensor, Tensor]:
     """[B * H, chunks, K, V] and [B * H, chunks, K]: forwards of keys, backwards of queries."""
     key_width, value_width = p.q.shape[3], p.v.shape[3]
-    backward = x is p.q
     states_ = p.q.new_empty(p.rows, p.num_chunks, key_width, value_width, dtype=torch.float32)
     sums = p.q.new_empty(
         (p.rows, p.num_chunks, key_width) if p.normalize else 0, dtype=torch.float32
@@ -267,8 +266,7 @@ def _chunk_states(
         states.chunk_states, p.rows * p.num_chunks * programs,
         x, y, decay, segments, first, stand_in, states_, sums, totals,
         *x.stride()[:3], *y.stride()[:3], *decay_strides, *segment_strides, *weight_strides,
-        *p.lengths(), BACKWARD=backward, NORMALIZE=p.normalize, DECAYS=p.decay_channels,
-        **p.constants(), **options,
+        *p.lengths(), BACKWARD=backward, NORMALIZE=p.normalize, **p.constants(), **options,
     )  # fmt: skip
     return states_, sums
 

@@ -8,7 +8,7 @@ tiles in between.
 import triton
 import triton.language as tl
 
-from kernels.triton.device import TILE, VARYING, carried, decay_whole, pass_tile
+from kernels.triton.device import CHANNEL, TILE, VARYING, carried, decay_whole, pass_tile
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -19,7 +19,7 @@ def chunk_states(
     scale, length, heads, num_chunks, chunk_tiles,
     BACKWARD: tl.constexpr, FAMILY: tl.constexpr, NORMALIZE: tl.constexpr, SEGMENTS: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    DECAYS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """What every chunk alone adds to the state, and the sum of its log-decays."""
     KEY_BLOCKS: tl.constexpr = (K + BK - 1) // BK
@@ -35,7 +35,7 @@ def chunk_states(
 
     decay += batch * decay_sb + head * decay_sh
     state = tl.zeros((BK, BV), tl.float32)
-    total = tl.zeros((1 if DECAYS == 1 else BK,), tl.float32)
+    total = tl.zeros((BK if FAMILY == CHANNEL else 1,), tl.float32)
     sum_ = tl.zeros((BK,), tl.float32)
     begin = chunk * chunk_tiles
     count = tl.minimum(chunk_tiles, tl.cdiv(length, TILE) - begin)
@@ -57,10 +57,10 @@ def chunk_states(
         if NORMALIZE:
             tl.store(sums + at * K + keys, sum_, mask=keys < K)
         if not BACKWARD:
-            if DECAYS == 1:
-                tl.store(totals + at + tl.arange(0, 1), total, mask=key_block == 0)
-            else:
+            if FAMILY == CHANNEL:
                 tl.store(totals + at * K + keys, total, mask=keys < K)
+            else:
+                tl.store(totals + at + tl.arange(0, 1), total, mask=key_block == 0)
 
 
 @triton.jit(do_not_specialize=VARYING)

@@ -131,3 +131,20 @@ def test_the_interpreter_rounds_bfloat16_as_hardware_does() -> None:
     expected = values.bfloat16()
     patterns = narrow(values.numpy())
     assert torch.equal(torch.from_numpy(widen(patterns)), expected.float())
+
+
+@pytest.mark.parametrize("family", ["scalar", "channel"])
+def test_one_tensor_may_be_queries_keys_and_values(family: str) -> None:
+    p = make_problem(family, batch=1, length=130, key_width=16, value_width=16)
+    _, expected = linear_attention(p.q, p.q.clone(), p.q.clone(), p.decay, **TRITON)
+    _, state = linear_attention(p.q, p.q, p.q, p.decay, **TRITON)
+    assert torch.equal(state.S, expected.S)
+
+
+@pytest.mark.parametrize("family", ["scalar", "channel"])
+def test_a_head_may_have_a_single_channel(family: str) -> None:
+    p = make_problem(family, batch=1, length=70, key_width=1, value_width=1, segments=True)
+    actual = outputs_and_gradients(p, **TRITON)
+    exact = outputs_and_gradients(p.cast(torch.float64), backend="reference")
+    for name, expected in exact.items():
+        assert relative_error(actual[name], expected) <= 1e-5, name

@@ -25,6 +25,18 @@ NONE, HEAD, TOKEN, CHANNEL = (tl.constexpr(number) for number in range(4))
 
 
 @triton.jit
+def place(BLOCKS: tl.constexpr, parts, heads):
+    """(block, part, row, batch, head) of this program: blocks next to each other share a part.
+
+    A part is a tile or a chunk of a row; a row is one head of one batch entry. The last three are
+    64-bit, for offsets.
+    """
+    program = tl.program_id(0)
+    row = (program // BLOCKS // parts).to(tl.int64)
+    return program % BLOCKS, program // BLOCKS % parts, row, row // heads, row % heads
+
+
+@triton.jit
 def dot(x, y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """x @ y in float32 sums. 16-bit operands ignore PRECISION."""
     return tl.dot(x.to(OPERAND), y.to(OPERAND), input_precision=PRECISION)

@@ -22,11 +22,12 @@ from kernels.triton.device import (
     load_rows,
     load_state,
     pass_tile,
+    place,
     reach_in,
     reach_out,
     store_rows,
     visible,
-)  # fmt: skip
+)
 from kernels.triton.scores import differ, halves, merge, scores, token_weights
 
 
@@ -42,11 +43,7 @@ def value_gradients(
     """d_v [B, T, H, V], contiguous."""
     VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
     tiles = tl.cdiv(length, TILE)
-    program = tl.program_id(0)
-    value_block = program % VALUE_BLOCKS
-    tile = program // VALUE_BLOCKS % tiles
-    row = (program // VALUE_BLOCKS // tiles).to(tl.int64)
-    batch, head = row // heads, row % heads
+    value_block, tile, row, batch, head = place(VALUE_BLOCKS, tiles, heads)
     q += batch * q_sb + head * q_sh
     k += batch * k_sb + head * k_sh
     d_o += batch * d_o_sb + head * d_o_sh
@@ -103,11 +100,7 @@ def key_query_gradients(
     """
     KEY_BLOCKS: tl.constexpr = (K + BK - 1) // BK
     tiles = tl.cdiv(length, TILE)
-    program = tl.program_id(0)
-    key_block = program % KEY_BLOCKS
-    tile = program // KEY_BLOCKS % tiles
-    row = (program // KEY_BLOCKS // tiles).to(tl.int64)
-    batch, head = row // heads, row % heads
+    key_block, tile, row, batch, head = place(KEY_BLOCKS, tiles, heads)
     q += batch * q_sb + head * q_sh
     k += batch * k_sb + head * k_sh
     v += batch * v_sb + head * v_sh

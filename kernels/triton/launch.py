@@ -227,8 +227,7 @@ def backward(
         shape = (key_blocks, batch, length, heads)
         shape = p.q.shape if p.family == CHANNEL.value else shape
         d_decay = new(shape, dtype=torch.float32)
-    weights = p.q if d_denominators is None else d_denominators
-    weight_strides = (0, 0) if d_denominators is None else d_denominators.stride()[:2]
+    weights, weight_strides = _of_tokens(d_denominators, p.q)
     scale, *lengths = p.lengths()
     p.launch(
         gradients.key_query_gradients, p.rows * p.tiles * key_blocks,
@@ -247,6 +246,11 @@ def backward(
     return d_q, d_k, d_v, d_decay, d_initial, d_initial_z
 
 
+def _of_tokens(weights: Tensor | None, stand_in: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """weights [B, T, H] with its strides over batch and time; a stand-in where there is none."""
+    return (stand_in, (0, 0)) if weights is None else (weights, weights.stride()[:2])
+
+
 def _chunk_states(
     p: Problem, x: Tensor, y: Tensor, weights: Tensor | None, totals: Tensor, backward: bool
 ) -> tuple[Tensor, Tensor]:
@@ -258,13 +262,12 @@ def _chunk_states(
     )
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
-    stand_in = p.q if weights is None else weights
-    weight_strides = (0, 0) if weights is None else weights.stride()[:2]
+    weights, weight_strides = _of_tokens(weights, p.q)
     options = p.options("chunk_states")
     programs = triton.cdiv(key_width, options["BK"]) * triton.cdiv(value_width, options["BV"])
     p.launch(
         states.chunk_states, p.rows * p.num_chunks * programs,
-        x, y, decay, segments, first, stand_in, states_, sums, totals,
+        x, y, decay, segments, first, weights, states_, sums, totals,
         *x.stride()[:3], *y.stride()[:3], *decay_strides, *segment_strides, *weight_strides,
         *p.lengths(), BACKWARD=backward, NORMALIZE=p.normalize, **p.constants(), **options,
     )  # fmt: skip

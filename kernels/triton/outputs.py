@@ -12,9 +12,10 @@ from kernels.triton.device import (
     load_rows,
     load_state,
     pass_tile,
+    place,
     reach_in,
     store_rows,
-)  # fmt: skip
+)
 from kernels.triton.scores import scores
 
 
@@ -30,11 +31,7 @@ def outputs(
     """o [B, T, H, V], contiguous, and with NORMALIZE the denominators [B, T, H]."""
     VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
     tiles = tl.cdiv(length, TILE)
-    program = tl.program_id(0)
-    value_block = program % VALUE_BLOCKS
-    tile = program // VALUE_BLOCKS % tiles
-    row = (program // VALUE_BLOCKS // tiles).to(tl.int64)
-    batch, head = row // heads, row % heads
+    value_block, tile, row, batch, head = place(VALUE_BLOCKS, tiles, heads)
     q += batch * q_sb + head * q_sh
     k += batch * k_sb + head * k_sh
     v += batch * v_sb + head * v_sh

@@ -8,7 +8,7 @@ tiles in between.
 import triton
 import triton.language as tl
 
-from kernels.triton.device import CHANNEL, TILE, VARYING, carried, decay_whole, pass_tile
+from kernels.triton.device import CHANNEL, TILE, VARYING, carried, decay_whole, pass_tile, place
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -24,12 +24,8 @@ def chunk_states(
     """What every chunk alone adds to the state, and the sum of its log-decays."""
     KEY_BLOCKS: tl.constexpr = (K + BK - 1) // BK
     VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
-    program = tl.program_id(0)
-    value_block = program % VALUE_BLOCKS
-    key_block = program // VALUE_BLOCKS % KEY_BLOCKS
-    chunk = program // (VALUE_BLOCKS * KEY_BLOCKS) % num_chunks
-    row = (program // (VALUE_BLOCKS * KEY_BLOCKS) // num_chunks).to(tl.int64)
-    batch, head = row // heads, row % heads
+    block, chunk, row, batch, head = place(VALUE_BLOCKS * KEY_BLOCKS, num_chunks, heads)
+    key_block, value_block = block // VALUE_BLOCKS, block % VALUE_BLOCKS
     keys = key_block * BK + tl.arange(0, BK)
     values = value_block * BV + tl.arange(0, BV)
 
@@ -72,10 +68,8 @@ def scan_states(
 ):  # fmt: skip
     """Runs along the chunks: writes what comes in at each, and at last what comes out of all."""
     BLOCKS: tl.constexpr = (K * V + BLOCK - 1) // BLOCK
-    program = tl.program_id(0)
-    row = (program // BLOCKS).to(tl.int64)
-    batch = row // heads
-    offsets = program % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    block, _, row, batch, _ = place(BLOCKS, 1, heads)
+    offsets = block * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < K * V
     channels = offsets // V if DECAYS > 1 else offsets * 0
     segments += batch * segments_sb

@@ -31,7 +31,7 @@ def building(folder: Path) -> Iterator[Path | None]:
     temporary = folder.parent / f"{_PREFIX}{folder.name}"
     with _locked(temporary):
         if folder.exists():
-            shutil.rmtree(temporary)
+            _remove(temporary)
             yield None
             return
         for other in sorted(folder.parent.glob(f"{_PREFIX}*")):
@@ -45,7 +45,7 @@ def building(folder: Path) -> Iterator[Path | None]:
             with located(temporary):
                 yield temporary
         except ValueError:
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(temporary)
             raise
         _sync_folder(temporary)
         temporary.rename(folder)
@@ -94,6 +94,12 @@ def _locked(folder: Path) -> Iterator[None]:
             if _is_open(folder / LOCK_FILE, file):
                 yield
                 return
+
+
+def _remove(folder: Path) -> None:
+    # With the lock file gone another process may lock the folder anew before it is gone, too: then
+    # it is that process's to remove.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(folder: Path, file: BinaryIO) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import data.prepare
-from data.folder import building, save_array
+from data.folder import LOCK_FILE, building, save_array
 from data.index import files_of, read_index, verify_checksums
 from data.packed import PackedSplit
 from data.prepare import prepare
@@ -238,26 +238,50 @@ def test_a_tokenizer_file_is_used_and_told_apart_by_its_contents(
     assert make((data, tokenizer_config(path=str(tmp_path / "b.model")))) == folder
 
 
-def build_slowly(folder, results):
-    with building(folder) as temporary:
-        if temporary is not None:
-            time.sleep(0.3)
-            (temporary / "done").write_text("x")
+def build_slowly(folders, results):
+    for folder in folders:
+        with building(folder) as temporary:
+            if temporary is not None:
+                time.sleep(0.05)
+                (temporary / "done").write_text("x")
         results.put(temporary is not None)
 
 
 def test_of_several_processes_one_prepares_and_the_others_wait(tmp_path):
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    folder = tmp_path / "root" / "set"
-    processes = [context.Process(target=build_slowly, args=(folder, results)) for _ in range(4)]
+    # Many folders, since the ends of several waiting processes have to meet for a race.
+    folders = [tmp_path / "root" / f"set{n}" for n in range(20)]
+    processes = [context.Process(target=build_slowly, args=(folders, results)) for _ in range(4)]
     for process in processes:
         process.start()
+    built = [results.get(timeout=60) for _ in processes for _ in folders]
     for process in processes:
         process.join(20)
-    assert sorted(results.get() for _ in processes) == [False, False, False, True]
-    assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
-    assert [entry.name for entry in folder.iterdir()] == ["done"]
+    assert sum(built) == len(folders)
+    assert sorted(entry.name for entry in (tmp_path / "root").iterdir()) == sorted(
+        folder.name for folder in folders
+    )
+    assert all([entry.name for entry in folder.iterdir()] == ["done"] for folder in folders)
+
+
+def test_a_lock_taken_while_its_folder_is_removed_is_left_to_its_taker(tmp_path, monkeypatch):
+    folder = tmp_path / "set"
+    with building(folder):
+        pass
+    remove = os.rmdir
+
+    def remove_too_late(path, **options):
+        (tmp_path / ".partial-set" / LOCK_FILE).touch()  # another process
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", remove_too_late)
+    with building(folder) as temporary:
+        assert temporary is None
+    monkeypatch.undo()
+    with building(folder) as temporary:
+        assert temporary is None
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("limit", [1000, 20_000])

@@ -84,7 +84,8 @@ def _locked(folder: Path) -> Iterator[None]:
     The lock is a file opened for writing: over NFS, directories are locked for one machine only.
     """
     while True:
-        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # exist_ok minds a folder that has just gone
+            folder.mkdir()
         try:
             file = (folder / LOCK_FILE).open("ab")
         except FileNotFoundError:  # another process ended and removed or renamed the folder

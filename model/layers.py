@@ -1,4 +1,4 @@
-"""The small layers that blocks and mixers share: RMSNorm, SwiGLU, short causal convolution."""
+"""The small layers that blocks and mixers share: norms, SwiGLU, short causal convolution."""
 
 from typing import NamedTuple
 
@@ -23,6 +23,12 @@ class RMSNorm(nn.Module):
 
     def init_weights(self) -> None:
         nn.init.ones_(self.weight)
+
+
+def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum(x^2) + eps) over the last axis, computed in float32; never longer than 1."""
+    y = x.float()
+    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 class SwiGLU(nn.Module):

@@ -53,6 +53,16 @@ from tests.composing import composed
         ("model.mixers.gla.memory_length=[9]", ["memory_length=[9", "two numbers"]),
         ("model.mixers.gla.normalize=true", ["normalize=true", "identity", "elu1"]),
         ("model.mixers.linear.rope_base=1e4", ["normalize=true", "rope_base"]),
+        (
+            "model.mixers.gla.write=delta",
+            ["qk_norm=false, beta_max=null", "use qk_norm=true with beta_max=1 or 2"],
+        ),
+        ("model.mixers.kda.qk_norm=false", ["qk_norm=false, beta_max=1", "at most 2"]),
+        ("model.mixers.kda.beta_max=2", None),
+        ("model.mixers.kda.beta_max=3", ["model.mixers.kda.beta_max=3", "1, 2"]),
+        ("model.mixers.gla.beta_max=2", ["beta_max=2 is not read by write=additive"]),
+        ("model.mixers.deltanet.normalize=true", ["normalize=true with write=delta"]),
+        ("model.mixers.deltanet.memory_length=[4,64]", ["decay=none", "decay=gla or learned"]),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(override, named):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kernels import linear_attention as run
+from model.mixers import linear as linear_mixer
 from model.network import LanguageModel
 from tests.composing import PRESETS, composed, small_model
 
@@ -193,6 +195,52 @@ def test_flops_count_every_matrix_product():
     assert model.flops_per_token(100) == 2 * matrices + attention
 
 
+def test_the_delta_rule_counts_its_read_before_the_write():
+    models = [
+        small_model("deltanet", "model.mixers.deltanet.qk_norm=true", *more)
+        for more in (
+            (),
+            ("model.mixers.deltanet.write=additive", "model.mixers.deltanet.beta_max=null"),
+        )
+    ]
+    delta, additive = (model.flops_per_token(100) for model in models)
+    beta, state = 2 * 32 * 2, 2 * 16 * 16  # a projection to 2 heads; one multiply-add per entry
+    assert delta - additive == beta + 2 * state
+    tables = [model.blocks[0].mixer.state_bytes(100) for model in models]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("beta_max", [1, 2])
+def test_strengths_of_writes_lie_between_0_and_their_maximum(beta_max, monkeypatch):
+    seen = {}
+
+    def recorded(*arguments, **options):
+        seen["arguments"] = arguments
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(linear_mixer, "linear_attention", recorded)
+    torch.manual_seed(0)
+    net = small_model("kda", f"model.mixers.kda.beta_max={beta_max}")
+    net.blocks[0].mixer.beta.weight.data.mul_(50)
+    net(tokens_of(2, 40))
+    _, k, _, _, beta = seen["arguments"]
+    assert beta.dtype == torch.float32
+    assert 0 <= beta.min() < 0.1 * beta_max
+    assert 0.9 * beta_max < beta.max() <= beta_max
+    assert torch.allclose(k.norm(dim=-1), torch.ones(()), atol=1e-2)
+    assert k.norm(dim=-1).max() <= 1 + 1e-6
+
+
+def test_bounded_decays_stay_above_their_bound():
+    torch.manual_seed(0)
+    net = small_model("kda", "model.mixers.kda.decay=kda_bounded")
+    decay = net.blocks[0].mixer.decay
+    log_decay = decay(1000 * torch.randn(1, 50, 32))
+    assert log_decay.shape == (1, 50, 2, 16)
+    assert log_decay.min() == -5
+    assert log_decay.max() <= 0
+
+
 @pytest.mark.parametrize("init", ["depth_scaled", "zero_residual"])
 def test_residual_projections_start_small(init):
     torch.manual_seed(0)
@@ -204,7 +252,7 @@ def test_residual_projections_start_small(init):
     assert model.blocks[0].mixer.q.weight.std().item() == pytest.approx(0.2, rel=0.1)
 
 
-@pytest.mark.parametrize("decay", ["learned", "gla"])
+@pytest.mark.parametrize("decay", ["learned", "gla", "mamba2", "kda", "kda_bounded"])
 def test_decays_start_at_the_memory_lengths_asked_for(decay):
     model = small_model(
         "gla", f"model.mixers.gla.decay={decay}", "model.mixers.gla.memory_length=[8,1000]"

@@ -14,13 +14,13 @@ the backward mirrors them:
     S_out  = kept S_in   + (beta keys)^T (E - F S_in)                  keys decayed to the end
     dS_in  = kept dS_out + queries^T do - (beta F)^T (W + keys dS_out)         W = scores^T do
 
-Then the system's transpose gives dv from du, which are the gradients without and with the writes
-that follow in the chunk, and queries and keys are two readers of one additive recurrence, with
-output gradients do and -dv.
+W + keys dS_out reaches the writes through outputs and the next chunk. The transposed system adds
+what passes through later writes of the chunk, and turns it into dv. Queries and keys then are two
+readers of one additive recurrence, with output gradients do and -dv.
 
 All products take operands of the working type. Writes correct earlier writes, so that signs
-alternate where keys return; with operands rounded to bfloat16, even those of the last products
-alone, relative errors reached 2e-2 (outputs 1e-2, gradients of decays 6e-2).
+alternate where keys return: with just the products after the solves rounded to bfloat16, relative
+errors reached 1e-2 in outputs and 6e-2 in gradients of decays.
 
 Axis letters: N chunks, B batch, H heads, C tokens of a chunk, K key width, V value width;
 M = N * B * H.

@@ -20,7 +20,7 @@ from model.training.files import write_atomic
 from model.training.loss import chunked_cross_entropy
 from model.training.optimizers import build_optimizer
 
-_HEADROOM = 0.9
+_HEADROOM = 0.95
 """Share of the minutes that is planned for: machines slow down, and validation takes its part."""
 
 

@@ -42,7 +42,7 @@ from tests.composing import composed
         ("+model.mixers.mine.heads=2", ["model.mixers.mine.kind: missing"]),
         ("~model.d_model", ["model.d_model: missing"]),
         ("model.mixers.retnet.decay_rank=8", ["retnet", "decay_rank=8", "decay=gla"]),
-        ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=4", "1, 2, 4"]),
+        ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=2", "1, 2"]),
         ("optimizer.kind=sgd", ["optimizer.kind='sgd'", "muon, adamw"]),
         ("schedule.warmup=20", None),
         ("schedule.warmup=20%", None),

@@ -244,7 +244,9 @@ def test_bounded_decays_stay_above_their_bound():
 @pytest.mark.parametrize("init", ["depth_scaled", "zero_residual"])
 def test_residual_projections_start_small(init):
     torch.manual_seed(0)
-    model = small_model("gla softmax gla+window", f"model.init={init}")
+    model = small_model(
+        "gla softmax gla+window", f"model.init={init}", "model.mixers.softmax.recall_init=false"
+    )
     expected = 0 if init == "zero_residual" else 0.2 / 6**0.5
     for block in model.blocks:
         for output in (*block.mixer.residual_outputs(), block.ffn.down):
@@ -268,7 +270,7 @@ def test_decays_start_at_the_memory_lengths_asked_for(decay):
     [
         (["model.mixers.gla.heads=5"], "model.mixers.gla: expand_k=0.5"),
         (["model.mixers.gla.expand_k=0.51"], "expand_k=0.51"),
-        (["model.d_model=255"], "heads=4 does not divide d_model=255"),
+        (["model.d_model=255"], "heads=2 does not divide d_model=255"),
         (
             [
                 "model.d_model=256",
@@ -319,3 +321,28 @@ def test_positions_restart_at_every_document():
     ]
     continued = SequenceInfo.of(segments, segments, torch.tensor([0, 1]), torch.tensor([7, 9]))
     assert continued.positions.tolist() == [[7, 8, 9, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
+
+
+@torch.no_grad()
+def test_with_recall_init_a_new_model_continues_what_repeats():
+    torch.manual_seed(0)
+    settings = composed("model.mixers.softmax.rope_base=null").model
+    model = LanguageModel(settings, vocab_size=512)
+    half = torch.randperm(512)[:200]
+    tokens = torch.cat((half, half))[None]
+    guesses = model(tokens[:, :-1])[0].argmax(-1)
+    right = (guesses == tokens[0, 1:]).float()
+    assert right[200:].mean() > 0.9
+    assert right[:190].mean() < 0.1
+
+
+def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
+    torch.manual_seed(0)
+    model = small_model("gla retnet softmax window", *WITH_CONV)
+    tokens = tokens_of(2, 129)
+    segments = torch.zeros_like(tokens)
+    alone = model(tokens, segments)
+    segments[1, 100:] = 1  # now masks are at work in both rows
+    packed = model(tokens, segments)
+    assert torch.equal(alone[0], packed[0])
+    assert torch.allclose(alone[1, :100], packed[1, :100], atol=1e-5)

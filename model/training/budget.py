@@ -28,8 +28,10 @@ def fitting_tokens(trainer: TrainerSettings, tokens_per_second: float) -> int:
     """Tokens of a run: `trainer.tokens`, or the whole steps that fit into `trainer.minutes`."""
     if trainer.minutes is None:
         return trainer.tokens
-    fitting = int(tokens_per_second * trainer.minutes * 60 * _HEADROOM)
-    whole_steps = max(1, fitting // trainer.batch_tokens) * trainer.batch_tokens
+    fitting = tokens_per_second * trainer.minutes * 60 * _HEADROOM
+    if fitting >= trainer.tokens:
+        return trainer.tokens
+    whole_steps = max(1, int(fitting) // trainer.batch_tokens) * trainer.batch_tokens
     return min(trainer.tokens, whole_steps)
 
 

@@ -184,6 +184,17 @@ class ModelSettings(Settings):
     )
     mixers: dict[str, MixerSettings]
 
+    @model_validator(mode="after")
+    def _tied_head_is_a_head(self):
+        if self.tie_embeddings and self.embedding_std > 5 * self.init_std:
+            raise ValueError(
+                f"tie_embeddings=true with embedding_std={self.embedding_std}: the head would "
+                f"start {self.embedding_std / self.init_std:.0f} times as large as "
+                f"init_std={self.init_std} says, and sure of wrong tokens; give "
+                f"model.embedding_std={self.init_std}, or tie_embeddings=false"
+            )
+        return self
+
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]

@@ -324,16 +324,31 @@ def test_positions_restart_at_every_document():
 
 
 @torch.no_grad()
-def test_with_recall_init_a_new_model_continues_what_repeats():
+@pytest.mark.parametrize("layers", ["gla retnet softmax", "(gla softmax)*2", "softmax*3"])
+@pytest.mark.parametrize(("rope_base", "period"), [("null", 200), ("1e6", 50)])
+def test_with_recall_init_a_new_model_continues_what_repeats(layers, rope_base, period):
     torch.manual_seed(0)
-    settings = composed("model.mixers.softmax.rope_base=null").model
+    settings = composed(
+        f"model.layers={layers}", f"model.mixers.softmax.rope_base={rope_base}"
+    ).model
     model = LanguageModel(settings, vocab_size=512)
-    half = torch.randperm(512)[:200]
+    half = torch.randperm(512)[:period]
     tokens = torch.cat((half, half))[None]
     guesses = model(tokens[:, :-1])[0].argmax(-1)
     right = (guesses == tokens[0, 1:]).float()
-    assert right[200:].mean() > 0.9
-    assert right[:190].mean() < 0.1
+    assert right[period:].mean() > 0.9
+    assert right[: period - 1].mean() < 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("d_model", [64, 128, 512])
+def test_with_recall_init_a_new_model_is_as_sure_at_any_width(d_model):
+    torch.manual_seed(0)
+    settings = composed(f"model.d_model={d_model}", "model.mixers.softmax.rope_base=null").model
+    model = LanguageModel(settings, vocab_size=512)
+    half = torch.randperm(512)[:200]
+    logits = model(torch.cat((half, half))[None, :-1])[0]
+    assert 10 < logits[200:].amax(-1).mean() < 22
 
 
 def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():

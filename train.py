@@ -173,8 +173,13 @@ def train(
         validation_bytes_per_target=validation.bytes / (validation.tokens - validation.documents),
     )
     if options.compile == "on":
-        for block in model.blocks:
-            block.compile()
+        model.compile_blocks()
+        if accelerator == "cpu":
+            print(
+                "note: trainer.compile=on: the first step and the first validation compile each "
+                "kind of block, which takes a CPU a minute or so per kind",
+                flush=True,
+            )
     data = PackedDataModule(
         data_folder,
         settings.data,

@@ -17,6 +17,8 @@ from model.sequence import SequenceInfo
 # on the quickstart from 5 to 31: the loss after 110 steps falls up to here.
 _RECALL_LOGIT = 22
 
+_PROGRAMS_PER_KIND = 8
+
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x))."""
@@ -57,15 +59,30 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(settings.d_model, vocab_size, bias=False)
         if settings.tie_embeddings:
             self.head.weight = self.embedding.weight
+        self.compiled = False
         self.init_weights()
+
+    def compile_blocks(self) -> None:
+        """Compiles each block with torch.compile when it is first called.
+
+        Blocks of one kind share a program per kind of input: training or not, and from the second
+        length on one for all lengths.
+        """
+        self.compiled = True
+        kinds = len({block.name for block in self.blocks})
+        # All blocks run one function, and beyond the limit torch would give up compiling it.
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, _PROGRAMS_PER_KIND * kinds)
+        for block in self.blocks:
+            block.compile(fullgraph=True)
 
     def hidden(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Final normalised hidden states [B, T, d_model] of packed rows.
 
         segments: int [B, T] document numbers, non-decreasing along a row; None: one document.
         """
-        if segments is not None and segments.device.type == "cpu" and _one_document(segments):
-            segments = None  # masks would be all ones
+        if segments is not None and not self.compiled and _one_document_on_cpu(segments):
+            segments = None  # masks would be all ones; compiled, it would be a second program
         info = SequenceInfo.of(tokens, segments)
         for module in self.modules():
             if hasattr(module, "prepare"):
@@ -170,6 +187,6 @@ class LanguageModel(nn.Module):
         return total
 
 
-def _one_document(segments: Tensor) -> bool:
+def _one_document_on_cpu(segments: Tensor) -> bool:
     """Whether every row is one document. Reads the tensor's values: a GPU would have to wait."""
-    return bool((segments[:, :1] == segments[:, -1:]).all())
+    return segments.device.type == "cpu" and bool((segments[:, :1] == segments[:, -1:]).all())

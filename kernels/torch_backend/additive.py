@@ -38,10 +38,10 @@ def additive_chunks(
         dtype, normalize: operands of the large products, as in `products`.
     """
     masks = (None,) * 4 if masks is None else masks
-    return _AdditiveChunks.apply(q, k, v, decay, initial, length, dtype, normalize, *masks)
+    return AdditiveChunks.apply(q, k, v, decay, initial, length, dtype, normalize, *masks)
 
 
-class _AdditiveChunks(torch.autograd.Function):
+class AdditiveChunks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -55,10 +55,10 @@ def delta_chunks(
         initial: [B, H, K, V].
     """
     masks = (None,) * 4 if masks is None else masks
-    return _DeltaChunks.apply(q, k, v, decay, beta, initial, length, *masks)
+    return DeltaChunks.apply(q, k, v, decay, beta, initial, length, *masks)
 
 
-class _DeltaChunks(torch.autograd.Function):
+class DeltaChunks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -75,11 +75,13 @@ def training_speed(
 ) -> float:
     """Tokens per second of optimizer steps of a copy of `model` on random tokens; the median."""
     copied = copy.deepcopy(model).to(device)
+    if trainer.compile == "on":
+        copied.compile_blocks()
     stepper = build_optimizer(optimizer, copied, trainer.precision)
     rows = trainer.micro_batch_rows or trainer.batch_tokens // seq_len
     tokens = torch.randint(model.vocab_size, (rows, seq_len), device=device)
     # Two documents per row: one would take shortcuts that few batches can.
-    segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().expand_as(tokens)
+    segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().repeat(rows, 1)
     rates = []
     for step in range(1 + steps):  # the first warms up
         start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from kernels import linear_attention as run
 from model.mixers import linear as linear_mixer
@@ -361,3 +362,16 @@ def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
     packed = model(tokens, segments)
     assert torch.equal(alone[0], packed[0])
     assert torch.allclose(alone[1, :100], packed[1, :100], atol=1e-5)
+
+
+@torch.no_grad()
+def test_any_number_of_kinds_of_blocks_is_compiled_each_kind_once(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    model = small_model("softmax linear softmax")
+    model.compile_blocks()
+    programs = CompileCounterWithBackend("eager")
+    for block in model.blocks:
+        block.compile(backend=programs, fullgraph=True)  # raises where the limit is reached
+    for _ in range(2):
+        model(tokens_of(2, 40), torch.zeros(2, 40, dtype=torch.long))
+    assert programs.frame_count == 2

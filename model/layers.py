@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.derivatives import refuse_second_derivative
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32.
@@ -42,6 +44,7 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, None]:
+        refuse_second_derivative("RMSNorm on a CPU")
         x, scale, weight = ctx.saved_tensors
         normed = x * scale
         d_weight = d_y * normed

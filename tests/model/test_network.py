@@ -346,3 +346,10 @@ def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
     packed = model(tokens, segments)
     assert torch.equal(alone[0], packed[0])
     assert torch.allclose(alone[1, :100], packed[1, :100], atol=1e-5)
+
+
+def test_16_bit_weights_can_be_initialised_again():
+    model = small_model("softmax gla", *WITH_CONV, "model.mixers.softmax.recall_init=true")
+    model.to(torch.bfloat16).init_weights()
+    turned = model.blocks[0].mixer.v.weight.float()
+    assert torch.allclose(turned @ turned.T, torch.eye(len(turned)), atol=0.05)

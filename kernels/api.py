@@ -82,8 +82,8 @@ def linear_attention(
         state: what an earlier call returned; None starts from nothing. Its parts must match this
             call: z is there exactly when `normalize` is set, segment exactly when `segments` is.
         chunk_size: tokens handled at once, 1 to 2^31 - 1; None picks a measured default. It changes
-            speed and rounding, not the result. Decays per token round it up to a power of two, triton
-            to a multiple of 64.
+            speed and rounding, not the result. Decays per token round it up to a power of two,
+            triton to a multiple of 64.
         backend: "triton" (GPUs), "torch", "reference" (step by step), or "auto": triton where it
             can run, torch elsewhere.
 

@@ -63,7 +63,7 @@ class DataConfig(Settings):
     )
     seed: CountOrZero = Field(description="Seed of the validation split and of the training order.")
     workers: CountOrZero = Field(
-        description="Loader processes per rank. The order never depends on it."
+        le=256, description="Loader processes per rank. The order never depends on it."
     )
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ def next_token_probabilities(
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
         dropped = torch.zeros_like(probabilities, dtype=torch.bool)
-        dropped.scatter_(-1, order, before >= top_p)
+        dropped.scatter_(-1, order[:, 1:], before[:, 1:] >= top_p)
         probabilities = probabilities.masked_fill(dropped, 0)
     return probabilities / probabilities.sum(dim=-1, keepdim=True)
 

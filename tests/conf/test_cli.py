@@ -70,6 +70,7 @@ from tests.composing import composed
         ("optimizer.betas=[1,0.9]", ["optimizer.betas.0=1", "less than 1"]),
         ("optimizer.weight_decay=1e3", ["lr=0.003 times weight_decay=1000", "up to 333.3"]),
         ("tokenizer.character_coverage=0.5", ["character_coverage=0.5", "equal to 0.98"]),
+        ("data.workers=1e3", ["data.workers=1000", "less than or equal to 256"]),
         ("tokenizer.vocab_size=1", ["tokenizer.vocab_size=1", "equal to 261"]),
         ("trainer.tokens=100", ["tokens=100", "batch_tokens=2048"]),
         ("model.mixers.gla.memory_length=[9]", ["memory_length=[9", "two numbers"]),

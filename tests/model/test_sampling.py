@@ -30,6 +30,7 @@ def test_options_that_keep_everything_change_nothing(top_k, top_p):
         {"temperature": 1e-320},
         {"top_k": 1},
         {"top_p": 1e-9},
+        {"top_p": 1e-320},
     ],
 )
 def test_greedy_choices_agree(options):

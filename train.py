@@ -13,7 +13,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from conf.cli import hydra_main
+from conf.cli import hydra_main, override
 from conf.paths import located
 from conf.schema import TrainSettings
 
@@ -104,6 +104,7 @@ def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder",
     from model.training.checkpoints import resumable
     from model.training.device import pick_device, resolve
     from model.training.load import checkpoint_of
+    from model.training.memory import check_memory
 
     device = pick_device(settings.trainer.device)
     saved = folder.config()["trainer"] if folder.exists else None
@@ -112,8 +113,11 @@ def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder",
     folder.check(settings, MAY_CHANGE)
     if not resumable(folder.checkpoints) and settings.run.init_from is not None:
         checkpoint_of(settings.run.init_from, settings.run.root)
+    # The vocabulary of a tokenizer that is there already is not known yet.
+    known = settings.tokenizer.path is None and settings.data.dir is None
     with torch.device("meta"):  # widths are checked, no memory is taken
-        LanguageModel(settings.model, vocab_size=1)
+        model = LanguageModel(settings.model, settings.tokenizer.vocab_size if known else 1)
+    check_memory(model, settings.trainer, settings.data.seq_len, device)
     return settings, folder, device
 
 
@@ -270,7 +274,8 @@ def finish(
     text = continuation(model, tokenizer, "", 300, settings.seed, temperature=0.8, top_p=0.95)
     sample = folder.path / "sample.txt"
     # conf/generate.yaml and conf/eval.yaml look in runs/ unless told otherwise.
-    run = folder.name if settings.run.root == "runs" else f"{folder.name} root={settings.run.root}"
+    root = settings.run.root
+    run = folder.name if root == "runs" else f"{folder.name} {override('root', root)}"
     sample.write_text("".join(text) + "\n", encoding="utf-8")
     return summarize(
         folder,

@@ -49,6 +49,10 @@ def _sentence(item: Any, schema: type[BaseModel], values: Any) -> str:
         case "value_error":
             reason = str(item["ctx"]["error"])
             return f"{key}: {reason}" if key else reason
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            (bound,) = item["ctx"].values()  # pydantic writes 1e-12 with all its zeros
+            words = _lower(item["msg"]).rsplit(" ", 1)[0]
+            return f"{key}={_show(given)}: {words} {bound}"
         case _:
             return f"{key}={_show(given)}: {_lower(item['msg'])}"
 

@@ -43,7 +43,9 @@ class GenerateSettings(Settings):
     checkpoint: str = Field(description="latest, best, or a file name in the run's checkpoints")
     prompt: str
     max_new_tokens: CountOrZero
-    temperature: float = Field(ge=0, description="0: always the most likely token")
+    temperature: float = Field(
+        ge=0, allow_inf_nan=False, description="0: always the most likely token"
+    )
     top_k: CountOrZero | None = Field(description="0 or null: all tokens")
     top_p: Fraction | None = Field(description="0, 1 or null: all tokens")
     seed: CountOrZero

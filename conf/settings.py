@@ -15,18 +15,25 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def _whole_number(value: Any) -> Any:
+def whole_number(value: Any) -> Any:
     """Accepts 2e6 where a whole number is wanted; leaves everything else to the type check."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
 
-Count = Annotated[int, BeforeValidator(_whole_number), Field(gt=0)]
-"""A positive whole number, such as a number of tokens; 2e6 is accepted."""
+Count = Annotated[int, BeforeValidator(whole_number), Field(gt=0, le=2**63 - 1)]
+"""A positive whole number of 64 bits, such as a number of tokens; 2e6 is accepted."""
 
-CountOrZero = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, le=2**63 - 1)]
-"""A whole number that may be 0."""
+CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=2**63 - 1)]
+"""A whole number of 64 bits that may be 0."""
 
-Positive = Annotated[float, Field(gt=0)]
+RowLength = Annotated[int, BeforeValidator(whole_number), Field(gt=0, le=2**31 - 1)]
+"""A number of tokens inside a row: distances and positions fit into 32 bits."""
+
+RowLengthOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=2**31 - 1)]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+FractionBelow1 = Annotated[float, Field(ge=0, lt=1)]
+"""The share that a running mean keeps: at 1 it would never see anything new."""

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.settings import Count, CountOrZero, Settings
+from conf.settings import Count, CountOrZero, RowLength, Settings
 
 
 class TokenizerConfig(Settings):
@@ -15,17 +15,22 @@ class TokenizerConfig(Settings):
         description="An existing sentencepiece .model to use; the settings below then have no "
         "effect. null: train one on the training split."
     )
-    vocab_size: Count = Field(description="Number of token ids, 4 special and 256 byte ids in it.")
+    vocab_size: Count = Field(
+        ge=4 + 256 + 1,
+        le=2**31 - 1,
+        description="Number of token ids, 4 special and 256 byte ids in it; sentencepiece counts "
+        "them in 32 bits.",
+    )
     model_type: Literal["bpe", "unigram"] = Field(description="How the vocabulary is trained.")
     sample_bytes: Count = Field(
         description="Bytes of text the vocabulary is trained on. A larger corpus is sampled in "
         "blocks of about 4 kB spread evenly over all its training documents.",
     )
     character_coverage: float = Field(
-        gt=0,
+        ge=0.98,
         le=1,
         description="Share of the sample's characters that get a piece of their own; "
-        "the rarest ones are written as bytes.",
+        "the rarest ones are written as bytes. sentencepiece takes 0.98 to 1.",
     )
 
 
@@ -52,13 +57,13 @@ class DataConfig(Settings):
         description="A prepared data set to use as it is, with the tokenizer it was prepared with. "
         "If files or hub is given too, it must be what the set was prepared from."
     )
-    seq_len: Count = Field(description="Tokens per row.")
+    seq_len: RowLength = Field(description="Tokens per row.")
     validation_bytes: Count = Field(
         description="Validation text in bytes, by whole documents: at least this much."
     )
     seed: CountOrZero = Field(description="Seed of the validation split and of the training order.")
     workers: CountOrZero = Field(
-        description="Loader processes per rank. The order never depends on it."
+        le=256, description="Loader processes per rank. The order never depends on it."
     )
 
     @model_validator(mode="after")

@@ -111,8 +111,8 @@ class SoftmaxMixer(nn.Module):
         Returns:
             [d_model, d_model], from a block input to what looking it up writes.
         """
-        nn.init.orthogonal_(self.v.weight)
-        nn.init.orthogonal_(self.out.weight)
+        _orthogonal(self.v.weight)
+        _orthogonal(self.out.weight)
         writes = self.out.weight.view(-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
         writes[:, self.delayed_heads :] = 0
         writes[:, :, 1:] = 0
@@ -140,3 +140,9 @@ class SoftmaxMixer(nn.Module):
 
     def residual_outputs(self) -> list[nn.Linear]:
         return [self.out]
+
+
+def _orthogonal(weight: Tensor) -> None:
+    """Fills `weight` as `nn.init.orthogonal_` does, which knows no 16-bit types."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=dtype)))

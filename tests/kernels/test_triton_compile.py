@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 from ahead_of_time import run_compiling
 
+from kernels.compile import main
 from kernels.triton.blocks import KernelName, most_channels
 
 WIDTHS = {"sm_80": (64, 128), "sm_90": (64, 128), "sm_100": (64,), "gfx942": (64,)}
@@ -80,3 +81,11 @@ def test_the_command_names_what_it_knows(arguments: list[str], message: str) -> 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("width", ["0", "-5", "64.5", "1" + "0" * 5000])
+def test_a_width_that_no_head_has_is_refused(width, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--width", width])
+    assert exit.value.code == 2
+    assert "give a whole number from 1 to 4096" in capsys.readouterr().err

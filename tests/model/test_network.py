@@ -375,3 +375,10 @@ def test_any_number_of_kinds_of_blocks_is_compiled_each_kind_once(monkeypatch):
     for _ in range(2):
         model(tokens_of(2, 40), torch.zeros(2, 40, dtype=torch.long))
     assert programs.frame_count == 2
+
+
+def test_16_bit_weights_can_be_initialised_again():
+    model = small_model("softmax gla", *WITH_CONV, "model.mixers.softmax.recall_init=true")
+    model.to(torch.bfloat16).init_weights()
+    turned = model.blocks[0].mixer.v.weight.float()
+    assert torch.allclose(turned @ turned.T, torch.eye(len(turned)), atol=0.05)

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from conf.paths import explain
 from conf.process import tune_process
+from conf.settings import SAVED
 from conf.sweep import CONF, check_sweep
 
 _SWEEP_FLAGS = ("-m", "--multirun")
@@ -130,14 +131,17 @@ def validate(cfg: Any, schema: type[BaseModel]) -> Any:
     return check(values, schema)
 
 
-def check(values: Any, schema: type[BaseModel]) -> Any:
-    """Checks plain values against `schema`; the error names every problem, see `validate`."""
+def check(values: Any, schema: type[BaseModel], saved: bool = False) -> Any:
+    """Checks plain values against `schema`; the error names every problem, see `validate`.
+
+    saved: the values are those of a run, maybe an older one; see `conf.settings.Settings.before`.
+    """
     try:
-        return schema.model_validate(values)
+        return schema.model_validate(values, context=SAVED if saved else None)
     except ValidationError as error:
         from conf.errors import describe
 
-        problems = describe(error, schema, values)
+        problems = describe(error, schema, values, typed=not saved)
         if len(problems) == 1:
             raise ValueError(problems[0]) from None
         listing = "\n".join(f"  - {problem}" for problem in problems)
@@ -190,7 +194,7 @@ def rewrite_overrides(
 
 
 def override(key: str, value: Any) -> str:
-    """What to type in a shell to give `key` exactly `value`: None, a number, text or a list."""
+    """What to type in a shell to give `key` exactly `value`: None, a number, text, lists, dicts."""
     return shlex.quote(f"{key}={_literal(value)}")
 
 
@@ -199,6 +203,8 @@ def _literal(value: Any) -> str:
         return "null"
     if isinstance(value, list):
         return f"[{','.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_literal(item)}' for key, item in value.items())}}}"
     if not isinstance(value, str):
         return str(value).lower()
     simple = re.fullmatch(r"[\w./*?-]+", value) and _parsed(f"key={value}") == value

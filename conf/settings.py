@@ -4,15 +4,35 @@ Defaults live in the YAML files beside this module and nowhere else, so that
 `python train.py --cfg job` prints everything a run depends on.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+
+SAVED = "saved"
+"""Validation context of settings that a run was saved with."""
 
 
 class Settings(BaseModel):
     """A section of the configuration: unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    before: ClassVar[dict[str, Any]] = {}
+    """What code did before it had a key: the meaning of a saved run that does not name it. No
+    default: what is typed and what is in conf/ must name every key."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_saved(cls, values: Any, info: ValidationInfo) -> Any:
+        is_saved = info.context == SAVED and isinstance(values, dict)
+        return cls.before | values if is_saved else values
 
 
 def whole_number(value: Any) -> Any:
@@ -27,6 +47,9 @@ Count = Annotated[int, BeforeValidator(whole_number), Field(gt=0, le=2**63 - 1)]
 
 CountOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=2**63 - 1)]
 """A whole number of 64 bits that may be 0."""
+
+Text = Annotated[str, Field(min_length=1)]
+"""A name, a path: anything but nothing."""
 
 RowLength = Annotated[int, BeforeValidator(whole_number), Field(gt=0, le=2**31 - 1)]
 """A number of tokens inside a row: distances and positions fit into 32 bits."""

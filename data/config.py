@@ -4,14 +4,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.settings import Count, CountOrZero, RowLength, Settings
+from conf.settings import Count, CountOrZero, RowLength, Settings, Text
 
 
 class TokenizerConfig(Settings):
     """How text becomes token ids. See `data.tokenizer`."""
 
     kind: Literal["sentencepiece"] = Field(description="Tokenizer library.")
-    path: str | None = Field(
+    path: Text | None = Field(
         description="An existing sentencepiece .model to use; the settings below then have no "
         "effect. null: train one on the training split."
     )
@@ -44,16 +44,16 @@ class DataConfig(Settings):
         description="Glob, or list of globs: .jsonl, .jsonl.gz, .parquet and .arrow hold one "
         "document per record, any other file is text and one document."
     )
-    hub: str | None = Field(
+    hub: Text | None = Field(
         description="Hugging Face data set: a hub name, or a local folder that `datasets` can load."
     )
-    hub_config: str | None = Field(description="Configuration (subset) of the hub data set.")
-    hub_split: str = Field(description="Split of the hub data set that is read.")
-    text_column: str = Field(
+    hub_config: Text | None = Field(description="Configuration (subset) of the hub data set.")
+    hub_split: Text = Field(description="Split of the hub data set that is read.")
+    text_column: Text = Field(
         description="Column that holds the text, in files with records and hub."
     )
-    root: str = Field(description="Folder under which prepared data sets are written.")
-    dir: str | None = Field(
+    root: Text = Field(description="Folder under which prepared data sets are written.")
+    dir: Text | None = Field(
         description="A prepared data set to use as it is, with the tokenizer it was prepared with. "
         "If files or hub is given too, it must be what the set was prepared from."
     )

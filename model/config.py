@@ -1,6 +1,6 @@
 """The typed configuration of the network; defaults are in conf/model/ and conf/mixer/."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -51,6 +51,8 @@ InitStd = Annotated[float, Field(ge=1e-6, le=100)]
 
 class SoftmaxSettings(Settings):
     """Softmax attention: grouped-query heads; rotary, ALiBi or no positions; full or windowed."""
+
+    before: ClassVar = {"anchors": 0, "alibi": False, "conv_width": 0, "recall_init": False}
 
     kind: Literal["softmax"]
     heads: Width = Field(description="query heads")
@@ -104,6 +106,8 @@ class LinearSettings(Settings):
 
     u_t is v_t (write: additive) or beta_t (v_t - S'^T phi(k_t)) (write: delta).
     """
+
+    before: ClassVar = {"write": "additive", "beta_max": None, "qk_norm": False}
 
     kind: Literal["linear"]
     heads: Width

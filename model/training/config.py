@@ -1,7 +1,7 @@
 """The typed configuration of training; defaults are in conf/optimizer, schedule and trainer."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -120,6 +120,8 @@ ScheduleSettings = Annotated[WSDSettings | CosineSettings, Field(discriminator="
 
 class TrainerSettings(Settings):
     """How long and in what portions to train, and what to keep."""
+
+    before: ClassVar = {"minutes": None}
 
     tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
     minutes: Positive | None = Field(

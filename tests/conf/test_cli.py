@@ -47,6 +47,8 @@ from tests.composing import composed
         ("model.mixers.retnet.decay_rank=8", ["retnet", "decay_rank=8", "decay=gla"]),
         ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=2", "1, 2"]),
         ("optimizer.kind=sgd", ["optimizer.kind='sgd'", "muon, adamw"]),
+        ("run.init_from=", ["run.init_from='': empty", "=VALUE or run.init_from=null"]),
+        ("data.root=", ["data.root='': empty; give it as data.root=VALUE"]),
         ("schedule.warmup=20", None),
         ("schedule.warmup=20%", None),
         ("schedule.warmup=120%", ["schedule.warmup", "'120%'", "tokens"]),
@@ -169,6 +171,7 @@ def test_free_text_reaches_the_task_unchanged(text):
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(0, 1), st.text(), st.lists(st.text())
     )
+    | st.dictionaries(st.sampled_from(["a", "b_c"]), st.none() | st.booleans() | st.text())
 )
 def test_a_suggested_override_gives_the_value_when_it_is_typed(value):
     (typed,) = shlex.split(override("data.files", value))

@@ -74,7 +74,10 @@ def test_each_kernel_has_at_most_three_block_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--target", "sm_70"], "invalid choice: 'sm_70'"), (["--width", "x"], "invalid int value")],
+    [
+        (["--target", "sm_70"], "invalid choice: 'sm_70'"),
+        (["--width", "x"], "'x' is no width of a head"),
+    ],
 )
 def test_the_command_names_what_it_knows(arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "kernels.compile", *arguments]

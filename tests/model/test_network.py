@@ -365,8 +365,8 @@ def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
 
 
 @torch.no_grad()
-def test_any_number_of_kinds_of_blocks_is_compiled_each_kind_once(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_any_number_of_kinds_of_blocks_is_compiled_each_kind_once():
     model = small_model("softmax linear softmax")
     model.compile_blocks()
     programs = CompileCounterWithBackend("eager")

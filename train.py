@@ -42,6 +42,7 @@ MAY_CHANGE = (
     "trainer.checkpoint_every",
     "trainer.keep_last",
     "trainer.keep_every",
+    "trainer.sample_tokens",
 )
 
 
@@ -294,12 +295,16 @@ def finish(
     )
     model.eval()
     tokenizer = tokenizer_of(folder.path)
-    text = continuation(model, tokenizer, "", 300, settings.seed, temperature=0.8, top_p=0.95)
-    sample = folder.path / "sample.txt"
+    files = [latest(folder.checkpoints), *pictures]
+    if options.sample_tokens:
+        text = continuation(
+            model, tokenizer, "", options.sample_tokens, settings.seed, temperature=0.8, top_p=0.95
+        )
+        files.append(folder.path / "sample.txt")
+        files[-1].write_text("".join(text) + "\n", encoding="utf-8")
     # conf/generate.yaml and conf/eval.yaml look in runs/ unless told otherwise.
     root = settings.run.root
     run = folder.name if root == "runs" else f"{folder.name} {override('root', root)}"
-    sample.write_text("".join(text) + "\n", encoding="utf-8")
     return summarize(
         folder,
         **scores,
@@ -307,7 +312,7 @@ def finish(
         tokens=metrics.tokens,
         parameters=model.num_parameters(),
         steps=steps,
-        files=[latest(folder.checkpoints), *pictures, sample],
+        files=files,
         next_commands=[
             f'python generate.py run={run} prompt="def "',
             f"python eval.py run={run}",

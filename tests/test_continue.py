@@ -22,7 +22,7 @@ from tests.commands import SMALL, losses
 
 
 def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, text):
-    longer = "trainer.tokens=25600"
+    longer = "trainer.tokens=7680"
     assert command(train_command.main, "run.name=whole", longer)[0] == 0
     arguments = [
         sys.executable,

@@ -46,6 +46,7 @@ def test_first_and_second_derivatives(shape):
 def test_gradients_are_as_exact_when_taken_under_autocast():
     torch.manual_seed(0)
     norm = RMSNorm(16, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
     x = torch.randn(3, 16, requires_grad=True)
     (exact,) = torch.autograd.grad(norm(x).pow(3).sum(), x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -56,6 +57,7 @@ def test_gradients_are_as_exact_when_taken_under_autocast():
 def test_function_transforms_see_it():
     torch.manual_seed(0)
     norm = RMSNorm(16, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
     x = torch.randn(4, 16)
     per_row = torch.func.vmap(torch.func.grad(lambda row: norm(row).pow(3).sum()))(x)
     whole = torch.func.grad(lambda x: norm(x).pow(3).sum())(x)

@@ -72,8 +72,8 @@ def every_schema(schema):
     return [schema, *(sub for one in schema.__subclasses__() for sub in every_schema(one))]
 
 
-def test_a_run_of_other_code_is_named_with_that_code(command, tmp_path):
-    assert command(train_command.main, *SHORT)[0] == 0
+def test_a_run_of_other_code_is_named_with_that_code(command, trained, tmp_path):
+    trained("run")
     run = tmp_path / "run"
     config = RunFolder(run).config()
     config["model"]["mixers"]["softmax"]["sinks"] = 4
@@ -127,8 +127,8 @@ def test_a_lost_or_cut_file_is_named(command, tmp_path):
     ],
     ids=["size", "same size"],
 )
-def test_weights_for_another_tokenizer_are_refused(command, tmp_path, other, ids):
-    assert command(train_command.main, *SHORT)[0] == 0
+def test_weights_for_another_tokenizer_are_refused(command, trained, tmp_path, other, ids):
+    trained("run")
     branch = ["run.name=branch", "run.init_from=run", "trainer.tokens=128", *other]
     code, _, err = command(train_command.main, *branch)
     assert code == 1

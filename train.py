@@ -71,6 +71,7 @@ def main(settings: TrainSettings) -> None:
     from data.index import read_index
     from data.prepare import prepare
     from model.training.budget import planned
+    from model.training.checkpoints import resumable
     from model.training.kernel_check import check_kernels
     from model.training.schedules import check_schedule
 
@@ -80,7 +81,8 @@ def main(settings: TrainSettings) -> None:
     check_kernels(model, settings.trainer.precision, device)
     trainer = settings.trainer
     record = folder.path / "budget.json"
-    plan = planned(record, model, settings.optimizer, trainer, settings.data.seq_len, device)
+    begun = resumable(folder.checkpoints)
+    plan = planned(record, model, settings.optimizer, trainer, settings.data.seq_len, device, begun)
     if plan.tokens < trainer.tokens:
         check_schedule(settings.schedule, plan.tokens, trainer.minutes)
     steps = -(-plan.tokens // trainer.batch_tokens)

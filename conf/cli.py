@@ -185,8 +185,10 @@ def rewrite_overrides(
             value = _quote(value)
         elif not _parses(override):
             value = ",".join(map(_quote, value.split(","))) if sweeping else _quote(value)
+        if override == "experiment=null":
+            continue  # the default, for which Hydra has no word
         is_group = _is_group(name)
-        if is_group and "@" not in name and not name.startswith("hydra"):
+        if is_group and not name.startswith("hydra") and not key.startswith("~"):
             _check_choice(name, value)
         prefix = "++" if key == name and not is_group else ""
         rewritten.append(f"{prefix}{key}={value}")
@@ -215,14 +217,14 @@ def _is_group(name: str) -> bool:
     return "@" in name or "/" in name or name.startswith("hydra") or (CONF / name).is_dir()
 
 
-def _check_choice(group: str, value: str) -> None:
+def _check_choice(key: str, value: str) -> None:
     """Refuses a choice that no file of the group describes; lists and sweeps are left to Hydra."""
-    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    choices = sorted(path.stem for path in (CONF / key.split("@")[0]).glob("*.yaml"))
     for choice in value.split(","):
-        if choices and re.fullmatch(r"[\w-]+", choice) and choice not in (*choices, "null"):
+        if choices and re.fullmatch(r"[\w-]+", choice) and choice not in choices:
             close = difflib.get_close_matches(choice, choices, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"{group}={choice}: not one of {', '.join(choices)}{hint}")
+            raise ValueError(f"{key}={choice}: not one of {', '.join(choices)}{hint}")
 
 
 def _quote(value: str) -> str:

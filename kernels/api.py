@@ -36,6 +36,7 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference_attention,
 }
 _LARGEST_SCALE = torch.finfo(torch.float32).max
+_SIGNED_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 _LARGEST_CHUNK = 2**31 - 1
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -190,7 +191,8 @@ def _check_options(scale: float, normalize: bool, chunk_size: int | None, backen
         or not 1 <= chunk_size <= _LARGEST_CHUNK
     ):
         raise ValueError(
-            f"chunk_size must be a whole number >= 1, below 2^31, or None, got {chunk_size!r:.40}"
+            "chunk_size must be a whole number >= 1, below 2^31, or None, got "
+            + ("another" if isinstance(chunk_size, int) else f"{chunk_size!r:.40}")
         )
     if not isinstance(backend, str) or backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend={backend!r} is unknown; use one of {['auto', *BACKENDS]}")
@@ -277,8 +279,10 @@ def _check_work_tensor(name: str, tensor: Tensor, q: Tensor, reason: str) -> Non
 
 
 def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise ValueError(f"{name} is {tensor.dtype}; it must be an integer tensor: pass .long()")
+    if tensor.dtype not in _SIGNED_INTEGERS:  # torch does not compare the wide unsigned ones
+        raise ValueError(
+            f"{name} is {tensor.dtype}; it must be a signed integer tensor: pass .long()"
+        )
     _check_device(name, tensor, q)
 
 

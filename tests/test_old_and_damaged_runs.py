@@ -116,6 +116,11 @@ def test_a_lost_or_cut_file_is_named(command, tmp_path):
                 assert str(run / name) in err
                 assert "Traceback" not in err
         (run / name).write_bytes(content)
+    (run / "budget.json").rename(run / "elsewhere")
+    code, _, err = command(train_command.main, *limit)
+    assert code == 1
+    assert "budget.json is missing: restore it" in err
+    (run / "elsewhere").rename(run / "budget.json")
     assert command(train_command.main, *limit)[0] == 0
 
 

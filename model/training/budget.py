@@ -49,19 +49,21 @@ def planned(
     trainer: TrainerSettings,
     seq_len: int,
     device: torch.device,
+    begun: bool = False,
 ) -> Plan:
     """The run's length, from `record` or by measuring; says so when it is less than asked for.
 
     Args:
         record: the run's file that keeps the plan; nothing is written here.
         seq_len: tokens per row.
+        begun: the run has trained already, by its record.
 
     Raises:
-        ValueError: `record` is damaged.
+        ValueError: `record` is damaged, or missing where the run has begun.
     """
     if trainer.minutes is None:
         return Plan(trainer.tokens, None)
-    if record.is_file():
+    if begun or record.is_file():
         kept = read_record(record, ["tokens", "tokens_per_second"], _LOST)
         plan = Plan(kept["tokens"], kept["tokens_per_second"])
     else:

@@ -21,9 +21,10 @@ def _tokens_or_share(value: object) -> object:
         value = int(value)
     share = re.fullmatch(r"(\d+(?:\.\d+)?)%", value) if isinstance(value, str) else None
     if isinstance(value, bool) or not (
-        (isinstance(value, int) and value >= 0) or (share and float(share[1]) <= 100)
+        (isinstance(value, int) and 0 <= value < 2**63) or (share and float(share[1]) <= 100)
     ):
-        raise ValueError(f"{value!r} is neither a number of tokens nor a share such as 20%")
+        given = "a number beyond 2^63" if isinstance(value, int) and value > 0 else repr(value)
+        raise ValueError(f"{given} is neither a number of tokens nor a share such as 20%")
     return value
 
 

@@ -40,7 +40,8 @@ MISTAKES = {
     "decay_dtype": ({"decay": torch.zeros(H).bfloat16()}, "must be torch.float32"),
     "decay_device": ({"decay": torch.zeros(H, device="meta")}, "decay lies on meta"),
     "segments_shape": ({"segments": SEGMENT}, r"segments has shape \(2,\)"),
-    "segments_dtype": ({"segments": SEGMENTS.float()}, "must be an integer tensor"),
+    "segments_dtype": ({"segments": SEGMENTS.float()}, "must be a signed integer tensor"),
+    "segments_unsigned": ({"segments": SEGMENTS.to(torch.uint32)}, "must be a signed integer"),
     "segments_device": ({"segments": SEGMENTS.to("meta")}, "segments lies on meta"),
     "state_type": ({"state": (S, None, None)}, "must be a kernels.LinearState"),
     "missing_z": (

@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "trainer.keep_last",
     "trainer.keep_every",
     "trainer.sample_tokens",
+    "trainer.plots",
 )
 
 
@@ -286,18 +287,15 @@ def finish(
     scores = validation_scores(
         model, data_folder, settings.data.seq_len, options.validation_rows, options.precision
     )
-    pictures = draw(
-        folder.metrics_file,
-        folder.plots,
-        {
+    files = [latest(folder.checkpoints)]
+    if options.plots:
+        baselines = {
             "gzip -9": scores["gzip_bits_per_byte"],
             "token frequencies": scores["unigram_bits_per_byte"],
-        },
-        scores,
-    )
+        }
+        files += draw(folder.metrics_file, folder.plots, baselines, scores)
     model.eval()
     tokenizer = tokenizer_of(folder.path)
-    files = [latest(folder.checkpoints), *pictures]
     if options.sample_tokens:
         text = continuation(
             model, tokenizer, "", options.sample_tokens, settings.seed, temperature=0.8, top_p=0.95

@@ -21,7 +21,7 @@ from tests.commands import losses
 
 
 def test_a_run_leaves_what_a_user_expects(command, tmp_path):
-    code, out, err = command(train_command.main, "run.name=first")
+    code, out, err = command(train_command.main, "run.name=first", "trainer.plots=true")
     assert code == 0, err
     run = tmp_path / "first"
     for name in ("config.yaml", "revision.json", "data.json", "tokenizer.model", "sample.txt"):

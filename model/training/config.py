@@ -122,7 +122,7 @@ ScheduleSettings = Annotated[WSDSettings | CosineSettings, Field(discriminator="
 class TrainerSettings(Settings):
     """How long and in what portions to train, and what to keep."""
 
-    before: ClassVar = {"minutes": None, "sample_tokens": 300}
+    before: ClassVar = {"minutes": None, "sample_tokens": 300, "plots": True}
 
     tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
     minutes: Positive | None = Field(
@@ -157,6 +157,7 @@ class TrainerSettings(Settings):
     keep_last: Count = Field(description="newest checkpoints to keep")
     keep_every: CountOrZero = Field(description="keep every n-th step's checkpoint too; 0: none")
     sample_tokens: CountOrZero = Field(description="length of the text written at the end; 0: none")
+    plots: bool = Field(description="draw plots/ at the end")
 
     @model_validator(mode="after")
     def _batch_fits(self):

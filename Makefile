@@ -4,17 +4,24 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: train test format clean
+# One thread per test process: the processes share the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+
+.PHONY: train test test-long format clean
 
 # Trains the quickstart model; giving the command again continues it.
 train: $(INSTALLED)
 	$(BIN)/python train.py
 
-# Lint, format check, all tests. One thread per test process: the processes share the cores.
+# Lint, format check, and every test but the long ones: minutes.
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not long"
+
+# The large cases: kernels interpreted over a grid, more GPUs compiled for, processes killed.
+test-long: $(INSTALLED)
+	$(PYTEST) -m long
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

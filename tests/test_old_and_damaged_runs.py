@@ -91,6 +91,7 @@ def test_a_run_of_other_code_is_named_with_that_code(command, trained, tmp_path)
         assert f"git checkout {RunFolder(run).code}" in err
 
 
+@pytest.mark.long
 def test_a_lost_or_cut_file_is_named(command, tmp_path):
     limit = [*SHORT, "trainer.minutes=1"]
     assert command(train_command.main, *limit)[0] == 0

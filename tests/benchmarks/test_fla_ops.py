@@ -58,6 +58,7 @@ def test_naive_references_are_loaded_without_importing_fla(fake_fla):
     assert "fla" not in sys.modules
 
 
+@pytest.mark.long
 def test_all_candidates_of_a_search_are_compiled_once_before_it_starts(tmp_path):
     script = Path(__file__).parent / "search_ahead.py"
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "TRITON_CACHE_DIR": str(tmp_path)}

@@ -39,9 +39,17 @@ DELTA_GRID = list(
         {"family": DELTA, **FACTORS, "strengths": STRENGTHS, "distinct_keys": [None, 1, 2]},
     )
 )
+
+
+def interpreted(case: dict[str, Any]) -> Any:
+    """A call of the Triton kernels: the interpreter takes seconds for the larger ones."""
+    large = case["length"] > 65 or max(case["widths"]) > 80
+    return pytest.param("triton", case, marks=[pytest.mark.long] if large else [])
+
+
 CALLS = [
-    *((backend, case) for backend in ("torch", "triton") for case in ADDITIVE_GRID),
-    *(("torch", case) for case in DELTA_GRID),
+    *(("torch", case) for case in (*ADDITIVE_GRID, *DELTA_GRID)),
+    *(interpreted(case) for case in ADDITIVE_GRID),
 ]
 
 

@@ -15,7 +15,10 @@ WIDTHS = {"sm_80": (64, 128), "sm_90": (64, 128), "sm_100": (64,), "gfx942": (64
 MUST_NOT_SPILL = ("sm_80", "sm_90")
 
 
-@pytest.mark.parametrize("target", WIDTHS)
+@pytest.mark.parametrize(
+    "target",
+    ["sm_90", *(pytest.param(t, marks=pytest.mark.long) for t in WIDTHS if t != "sm_90")],
+)
 def test_no_kernel_spills_and_every_product_uses_tensor_cores(target: str) -> None:
     cases = list(itertools.product(("token", "channel"), WIDTHS[target]))
     steps = run_compiling(

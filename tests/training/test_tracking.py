@@ -80,6 +80,7 @@ def points(path: Path) -> list[dict]:
     return [point for file in files for point in history(file)]
 
 
+@pytest.mark.long
 def test_every_step_reaches_the_tracker_once_though_a_start_was_killed(tmp_path):
     path = tmp_path / "run"
     script = (

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from model.training.checkpoints import latest
 from model.training.metrics_file import is_validation, read
 
 
+@pytest.mark.long
 def test_two_ranks_stop_fail_and_continue_alike(tmp_path):
     """A signal at rank 1 only, then a full disk at rank 0 only, then to the end."""
     with socket.socket() as free:

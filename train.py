@@ -49,12 +49,12 @@ MAY_CHANGE = (
 
 def may_change(settings: TrainSettings, folder: "RunFolder") -> list[str]:
     """`MAY_CHANGE`, and the mixers that no layer names."""
-    from model.pattern import expand
+    from model.pattern import used_names
 
     models = [settings.model.model_dump()]
     if folder.exists:
         models.append(folder.config(TrainSettings)["model"])
-    used = {name for model in models for block in expand(model["layers"]) for name in block}
+    used = used_names(*(model["layers"] for model in models))
     names = {name for model in models for name in model["mixers"]}
     return [*MAY_CHANGE, *(f"model.mixers.{name}" for name in sorted(names - used))]
 
@@ -78,11 +78,11 @@ def main(settings: TrainSettings) -> None:
 
     data_folder = prepare(settings.data, settings.tokenizer)
     index = read_index(data_folder)
-    model = build_model(settings, folder, data_folder, index)
+    begun = resumable(folder.checkpoints)
+    model = build_model(settings, data_folder, index, begun)
     check_kernels(model, settings.trainer.precision, device)
     trainer = settings.trainer
     record = folder.path / "budget.json"
-    begun = resumable(folder.checkpoints)
     plan = planned(record, model, settings.optimizer, trainer, settings.data.seq_len, device, begun)
     if plan.tokens < trainer.tokens:
         check_schedule(settings.schedule, plan.tokens, trainer.minutes)
@@ -138,11 +138,11 @@ def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder",
 
 
 def build_model(
-    settings: TrainSettings, folder: "RunFolder", data_folder: "Path", index: "Index"
+    settings: TrainSettings, data_folder: "Path", index: "Index", begun: bool
 ) -> "LanguageModel":
     """The network with its first weights, or those of `run.init_from`; prints the layer table.
 
-    A run with a checkpoint of its own needs no other one; it may be gone.
+    begun: the run has a checkpoint of its own and needs no other one; that may be gone.
 
     Raises:
         ValueError: the weights of `run.init_from` are for another tokenizer or architecture.
@@ -153,12 +153,11 @@ def build_model(
     from data.binding import check_tokenizer
     from model.layer_table import layer_table
     from model.network import LanguageModel
-    from model.training.checkpoints import resumable
     from model.training.load import checkpoint_of, load_weights, run_of
 
     torch.manual_seed(settings.seed)
     model = LanguageModel(settings.model, index.vocab_size)
-    if settings.run.init_from is not None and not resumable(folder.checkpoints):
+    if settings.run.init_from is not None and not begun:
         source = checkpoint_of(settings.run.init_from, settings.run.root)
         origin = run_of(source)
         if origin is not None:
@@ -218,6 +217,7 @@ def train(
         options.batch_tokens // settings.data.seq_len,
         val_rows=options.validation_rows,
     )
+    # Looked up under the lock: another process may have trained while this one measured.
     start = latest(folder.checkpoints) if resumable(folder.checkpoints) else None
     tracker = make_tracker(settings.logger, folder, folder.config(), rank=0)
     metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker)

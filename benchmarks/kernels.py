@@ -33,6 +33,7 @@ from benchmarks.kernel_cases import LENGTHS, OPS, TARGET_WIDTH, WIDTHS, all_case
 from benchmarks.kernel_measure import Instruments, measure
 from benchmarks.kernel_report import draw, show
 from benchmarks.timing import Budget, gpu_extra_bytes, gpu_milliseconds
+from kernels.arguments import whole_number
 
 QUICK_MINUTES, MINUTES = 3.6, 20.0
 _FIRST_STEP_SHARE = 0.25  # of the budget, at most, for one library's first step
@@ -69,7 +70,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a fixed selection, under 4 minutes")
     parser.add_argument("--ops", nargs="+", choices=OPS, help=f"default: {' '.join(OPS)}")
-    parser.add_argument("--lengths", nargs="+", type=_whole(64), metavar="T", help="tokens a row")
+    parser.add_argument(
+        "--lengths", nargs="+", type=whole_number(least=64), metavar="T", help="tokens a row"
+    )
     parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, help="of a head")
     parser.add_argument("--minutes", type=_minutes, help=f"time to spend, default {MINUTES:g}")
     parser.add_argument("--output", type=Path, default=Path("outputs/kernels"), metavar="FOLDER")
@@ -184,15 +187,6 @@ def _read(path: Path) -> dict:
     if missing:
         raise Refused(f"--read {path}: not written by this command, lacks {', '.join(missing)}")
     return results
-
-
-def _whole(least: int):
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= {least}")
-        return int(text)
-
-    return read
 
 
 def _minutes(text: str) -> float:

@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from benchmarks import fla_ops
 from kernels import LinearState, linear_attention
+from kernels.arguments import whole_number
 from kernels.problems import relative_error
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -320,15 +321,9 @@ def _parser() -> argparse.ArgumentParser:
     types = [str(dtype).removeprefix("torch.") for dtype in BUDGETS]
     parser.add_argument("--dtype", choices=types, default=types[0], help="of q, k and v")
     parser.add_argument(
-        "--most", type=_positive, default=1 << 30, metavar="N", help="leave out B T H above N"
+        "--most", type=whole_number(), default=1 << 30, metavar="N", help="leave out B T H above N"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1, such as 4096")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import linear_attention
+from kernels.arguments import whole_number
 
 FAMILIES = ("none", "head", "scalar", "channel", "delta_none", "delta_scalar", "delta_channel")
 DEFAULT_SHAPES = [
@@ -39,8 +40,8 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", type=_shape, default=DEFAULT_SHAPES, help="BxTxHxKxV"
     )
-    parser.add_argument("--threads", type=_count, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=_count, default=9)
+    parser.add_argument("--threads", type=whole_number(most=9999), default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=whole_number(most=9999), default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -50,12 +51,6 @@ def main() -> None:
     )
     for shape in arguments.shapes:
         report(shape, arguments.repeats)
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 9999")
-    return int(text)
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def check_tokenizer(run: Path, folder: Path, index: Index, is_given: bool) -> No
         f"({index.vocab_size:,} ids, {index.tokenizer_fingerprint}), whose ids mean other text.\n"
         f"To prepare the text with that run's tokenizer, type {text}"
         f"{override('tokenizer.path', str(run / TOKENIZER_FILE))}\n"
-        f"To train on that run's data, type data=prepared data.files=null data.hub=null "
+        "To train on that run's data, type data=prepared data.files=null data.hub=null "
         + override("data.dir", saved["folder"])
     )
 

@@ -10,13 +10,13 @@ a training step, only that they stop after compilation; the shapes are those of 
 
 import argparse
 import itertools
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from kernels.arguments import whole_number
 from kernels.triton.targets import TARGETS, Resources, compile_for, resources
 
 FAMILIES = ("none", "head", "token", "channel")
@@ -111,20 +111,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _width(text: str) -> int:
-    """A width of heads as the kernels take it."""
-    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= _MAX_WIDTH:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no width of a head: give a whole number from 1 to {_MAX_WIDTH}"
-        )
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m kernels.compile")
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["token", "channel"])
-    parser.add_argument("--width", nargs="+", type=_width, default=[64, 128], help="K = V")
+    width = whole_number(most=_MAX_WIDTH)
+    parser.add_argument("--width", nargs="+", type=width, default=[64, 128], help="K = V")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
     parser.add_argument("--normalize", action="store_true")
     return parser

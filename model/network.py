@@ -17,6 +17,8 @@ from model.sequence import SequenceInfo
 # on the quickstart from 5 to 31: the loss after 110 steps falls up to here.
 _RECALL_LOGIT = 22
 
+# One for training and one for validation, each again with lengths left open, and room for callers
+# that change more than the length (a mask, a precision).
 _PROGRAMS_PER_KIND = 8
 
 

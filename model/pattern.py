@@ -38,6 +38,11 @@ def expand(pattern: str, names: Collection[str] | None = None) -> list[tuple[str
     return layers
 
 
+def used_names(*patterns: str) -> set[str]:
+    """The mixers that at least one of these patterns names."""
+    return {name for pattern in patterns for block in expand(pattern) for name in block}
+
+
 class _Parser:
     def __init__(self, text: str, names: Collection[str] | None) -> None:
         self.text = text

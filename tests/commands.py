@@ -33,6 +33,11 @@ SMALL = [
 """Overrides of train.py: a run of 20 steps in about a second."""
 
 
+def small_run(text: Path, root: Path) -> list[str]:
+    """Overrides of train.py: `SMALL`, on the documents in `text`, with runs kept in `root`."""
+    return [*SMALL, f"data.root={text}/prepared", f"data.files={text}/*.jsonl", f"run.root={root}"]
+
+
 def losses(run: Path, *more: str) -> dict[int, tuple[float, ...]]:
     """Loss, and more columns of metrics.jsonl, by optimizer step."""
     rows = [row for row in read(run / "metrics.jsonl") if not is_validation(row)]

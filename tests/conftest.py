@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import pytest
 
 import train as train_command
-from tests.commands import SMALL
+from tests.commands import small_run
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +31,11 @@ def command(tmp_path, text, monkeypatch, capsys):
     """Runs a command in this process; returns (exit code, standard output, standard error)."""
 
     def run(main, *overrides, small=True):
-        shared = [f"data.root={text}/prepared", f"data.files={text}/*.jsonl"]
-        place = [f"run.root={tmp_path}"] if main is train_command.main else [f"root={tmp_path}"]
-        settings = [*SMALL, *shared] if main is train_command.main and small else []
-        monkeypatch.setattr(sys, "argv", ["command", *settings, *place, *overrides])
+        if main is not train_command.main:
+            settings = [f"root={tmp_path}"]
+        else:
+            settings = small_run(text, tmp_path) if small else [f"run.root={tmp_path}"]
+        monkeypatch.setattr(sys, "argv", ["command", *settings, *overrides])
         try:
             main()
             code = 0
@@ -49,9 +50,8 @@ def command(tmp_path, text, monkeypatch, capsys):
 @pytest.fixture(scope="session")
 def one_step_run(tmp_path_factory, text) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    shared = [f"data.root={text}/prepared", f"data.files={text}/*.jsonl", f"run.root={root}"]
+    settings = [*small_run(text, root), "run.name=run", "trainer.tokens=128"]
     with pytest.MonkeyPatch.context() as patch:
-        settings = [*SMALL, *shared, "run.name=run", "trainer.tokens=128"]
         patch.setattr(sys, "argv", ["train.py", *settings])
         train_command.main()
     return root / "run"

@@ -1,11 +1,13 @@
 """Stopping, continuing, moving and refusing to continue a run, through the command."""
 
 import json
-import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,19 +20,16 @@ from model.training.checkpoints import latest
 from model.training.metrics_file import read
 from model.training.run_folder import RunFolder
 from model.training.wandb_file import history
-from tests.commands import SMALL, losses
+from tests.commands import losses, small_run
 
 
 def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, text):
-    longer = "trainer.tokens=7680"
+    longer = "trainer.tokens=5120"
     assert command(train_command.main, "run.name=whole", longer)[0] == 0
     arguments = [
         sys.executable,
         "train.py",
-        *SMALL,
-        f"data.root={text}/prepared",
-        f"data.files={text}/*.jsonl",
-        f"run.root={tmp_path}",
+        *small_run(text, tmp_path),
         "run.name=killed",
         longer,
     ]
@@ -59,11 +58,8 @@ def test_ctrl_c_saves_and_says_how_to_continue(command, tmp_path, text):
     arguments = [
         sys.executable,
         "train.py",
-        *SMALL,
+        *small_run(text, tmp_path),
         "trainer.tokens=1e6",
-        f"data.root={text}/prepared",
-        f"data.files={text}/*.jsonl",
-        f"run.root={tmp_path}",
         "run.name=stopped",
     ]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -82,7 +78,7 @@ def _wait_for(condition, process, seconds=120):
     while not condition():
         assert process.poll() is None, f"the command ended early: {process.returncode}"
         assert time.monotonic() < end
-        time.sleep(0.02)
+        time.sleep(0.1)  # often enough to stop a run midway, without slowing it
 
 
 def test_a_run_is_not_continued_with_other_settings(command, trained):
@@ -188,33 +184,29 @@ def test_a_run_is_not_continued_on_other_data(command, tmp_path):
     assert "the text or the tokenizer changed" in err
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint(command, tmp_path, text):
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Makes writes beyond `size` bytes of a file fail, as they do on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signals = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, signals)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(command, tmp_path):
     assert command(train_command.main, "run.name=full", "trainer.tokens=640")[0] == 0
     before = latest(tmp_path / "full" / "checkpoints")
     config = tmp_path / "full" / "config.yaml"
     config.write_text(config.read_text().replace("tokens: 640", "tokens: 2560"))
-    script = (
-        "import resource, signal, sys, runpy\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({before.stat().st_size // 2},) * 2)\n"
-        "runpy.run_path('train.py', run_name='__main__')\n"
-    )
-    arguments = [
-        sys.executable,
-        "-c",
-        script,
-        *SMALL,
-        f"data.root={text}/prepared",
-        f"data.files={text}/*.jsonl",
-        f"run.root={tmp_path}",
-        "run.name=full",
-    ]
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, env={**os.environ}, timeout=120
-    )
-    assert done.returncode == 1, done.stderr
-    assert "could not write" in done.stderr
-    assert "Traceback" not in done.stderr
+    with files_end_at(before.stat().st_size // 2):
+        code, _, err = command(train_command.main, "run.name=full")
+    assert code == 1
+    assert "could not write" in err
+    assert "Traceback" not in err
     assert latest(tmp_path / "full" / "checkpoints") == before
     assert load(before)["global_step"] == 5
     assert command(train_command.main, "run.name=full")[0] == 0

@@ -9,7 +9,6 @@ sets it (Memory, Tensor cores or Vector units). No GPU is used. docs/cost.md exp
 """
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from typing import get_args
 
@@ -17,6 +16,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from kernels.arguments import whole_number
 from kernels.cost.accounting import Direction, Dtype, Kernel, Shape, bytes_moved, flops
 from kernels.cost.devices import DEVICES, floor_seconds, total_seconds
 from kernels.cost.fewest import fewest_kernels
@@ -55,7 +55,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     shape = Shape()
     for name in ("batch", "length", "heads", "key_width", "value_width"):
         option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=_whole_number, default=getattr(shape, name), metavar="N")
+        parser.add_argument(option, type=whole_number(), default=getattr(shape, name), metavar="N")
     parser.add_argument(
         "--dtype", choices=get_args(Dtype), default="bfloat16", help="of q, k and v"
     )
@@ -63,14 +63,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--forward", action="store_true", help="only the forward pass")
     parser.add_argument("--backward", action="store_true", help="only the backward pass")
     return parser.parse_args(arguments)
-
-
-def _whole_number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from 1 to {2**31 - 1}, such as 128"
-        )
-    return int(text)
 
 
 def _report(op: str, shape: Shape, directions: list[Direction]) -> str:

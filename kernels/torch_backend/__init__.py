@@ -113,5 +113,5 @@ def _chunk_length(length: int, chunk_size: int, per_token: bool) -> int:
 
     Decays that differ from token to token are handled by halving: a power of two, rounded up.
     """
-    chunk = chunk_size if length >= chunk_size else length
+    chunk = min(chunk_size, length)
     return 1 << (chunk - 1).bit_length() if per_token else chunk

@@ -49,9 +49,8 @@ def _chunks(
     dtype: torch.dtype,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    masks = (same, reach_in, reach_out, carry)
-    _, outputs = _run(q, k, v, decay, beta, initial, masks, length, dtype, normalize)
-    return outputs
+    tensors = (q, k, v, decay, beta, initial, same, reach_in, reach_out, carry)
+    return _run(tensors, length, dtype, normalize, with_decay=False)[1]
 
 
 @_chunks.register_fake
@@ -78,14 +77,11 @@ def _chunks_backward(
     normalize: bool,
     with_decay: bool,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, initial, then of beta and of the decay where there are any."""
-    masks = (same, reach_in, reach_out, carry)
-    ctx, _ = _run(q, k, v, decay, beta, initial, masks, length, dtype, normalize, with_decay)
-    if beta is None:
-        d_q, d_k, d_v, d_decay, d_initial, *_ = AdditiveChunks.backward(ctx, d_out, d_final)
-        return [d_q, d_k, d_v, d_initial, *([d_decay] if with_decay else [])]
-    d_q, d_k, d_v, d_decay, d_beta, d_initial, *_ = DeltaChunks.backward(ctx, d_out, d_final)
-    return [d_q, d_k, d_v, d_initial, d_beta, *([d_decay] if with_decay else [])]
+    """Gradients of `_learned`, in that order."""
+    tensors = (q, k, v, decay, beta, initial, same, reach_in, reach_out, carry)
+    ctx, _ = _run(tensors, length, dtype, normalize, with_decay)
+    gradients = _function(beta).backward(ctx, d_out, d_final)
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 @_chunks_backward.register_fake
@@ -93,8 +89,8 @@ def _(
     d_out, d_final, q, k, v, decay, beta, initial, same, reach_in, reach_out, carry, length, dtype,
     normalize, with_decay,
 ):  # fmt: skip
-    of = [q, k, v, initial, *([] if beta is None else [beta]), *([decay] if with_decay else [])]
-    return [x.new_empty(x.shape) for x in of]
+    learned = _learned(q, k, v, decay, beta, initial, with_decay)
+    return [x.new_empty(x.shape) for x in learned if x is not None]
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -103,14 +99,10 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
-    decay, beta = ctx.saved_tensors[3:5]
-    with_decay = decay is not None and ctx.needs_input_grad[3]
-    d_q, d_k, d_v, d_initial, *others = _chunks_backward(
-        d_out, d_final, *ctx.saved_tensors, *ctx.options, with_decay
-    )
-    d_beta = None if beta is None else others[0]
-    d_decay = others[-1] if with_decay else None
-    return d_q, d_k, d_v, d_decay, d_beta, d_initial, *(None,) * 7
+    with_decay = ctx.saved_tensors[3] is not None and ctx.needs_input_grad[3]
+    gradients = iter(_chunks_backward(d_out, d_final, *ctx.saved_tensors, *ctx.options, with_decay))
+    learned = _learned(*ctx.saved_tensors[:6], with_decay)
+    return *(None if x is None else next(gradients) for x in learned), *(None,) * 7
 
 
 _chunks.register_autograd(_backward, setup_context=_setup)
@@ -127,22 +119,31 @@ class _Context:
         self.saved_tensors = tensors
 
 
+def _learned(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, initial: Tensor,
+    with_decay: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What gets a gradient, in the order of the inputs; None for what gets none."""
+    return q, k, v, decay if with_decay else None, beta, initial
+
+
+def _function(beta: Tensor | None) -> type[torch.autograd.Function]:
+    return AdditiveChunks if beta is None else DeltaChunks
+
+
 def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    initial: Tensor,
-    masks: tuple[Tensor | None, ...],
+    tensors: tuple[Tensor | None, ...],
     length: int,
     dtype: torch.dtype,
     normalize: bool,
-    with_decay: bool = False,
+    with_decay: bool,
 ) -> tuple[_Context, tuple[Tensor, Tensor]]:
+    """Forward of the ten tensors that the operators take; also what its backward needs."""
     ctx = _Context(with_decay)
+    q, k, v, decay, beta, initial, *masks = tensors
+    if beta is None:
+        arguments = (q, k, v, decay, initial, length, dtype, normalize, *masks)
+    else:
+        arguments = (q, k, v, decay, beta, initial, length, *masks)
     with torch.autocast(q.device.type, enabled=False):
-        if beta is None:
-            options = (initial, length, dtype, normalize)
-            return ctx, AdditiveChunks.forward(ctx, q, k, v, decay, *options, *masks)
-        return ctx, DeltaChunks.forward(ctx, q, k, v, decay, beta, initial, length, *masks)
+        return ctx, _function(beta).forward(ctx, *arguments)

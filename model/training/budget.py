@@ -49,7 +49,7 @@ def planned(
     trainer: TrainerSettings,
     seq_len: int,
     device: torch.device,
-    begun: bool = False,
+    begun: bool,
 ) -> Plan:
     """The run's length, from `record` or by measuring; says so when it is less than asked for.
 

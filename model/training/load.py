@@ -10,7 +10,7 @@ import torch
 from conf.cli import override
 from model.config import ModelSettings
 from model.network import LanguageModel
-from model.pattern import expand
+from model.pattern import used_names
 from model.training.architecture import canonical, fitted_state
 from model.training.checkpoint_io import check_readable, damage, load
 from model.training.checkpoints import best, files, latest
@@ -138,7 +138,7 @@ def load_weights(model: LanguageModel, path: Path) -> None:
             "tokenizer.path=FILE (a run keeps it as tokenizer.model)"
         )
     saved = saved_settings(checkpoint, path)
-    used = {name for of in (saved, model.settings) for block in expand(of.layers) for name in block}
+    used = used_names(saved.layers, model.settings.layers)
     checkpoint = {"state_dict": weights, "model_config": _with_mixers(saved, used)}
     given = _with_mixers(model.settings, used)
     model.load_state_dict(fitted_state(model, checkpoint, given))
@@ -156,16 +156,15 @@ def checkpoint_of(source: str, root: str) -> Path:
     Raises:
         ValueError: there is none, or it is damaged.
     """
-    path = Path(source)
+    given, path = source, Path(source)
     try:
-        if is_run_name(source) and RunFolder.named(root, source).exists:
-            return find_checkpoint(root, source, "latest")[1]
-        if path.is_file():
-            check_readable(path)
-            return path
-        if path.is_dir():
-            path = Path(os.path.abspath(path))
-            return find_checkpoint(str(path.parent), path.name, "latest")[1]
+        if not (is_run_name(source) and RunFolder.named(root, source).exists):
+            if path.is_file():
+                check_readable(path)
+                return path
+            if path.is_dir():
+                path = Path(os.path.abspath(path))
+                root, source = str(path.parent), path.name
         return find_checkpoint(root, source, "latest")[1]
     except ValueError as error:
-        raise ValueError(f"run.init_from={source}: {error}") from error
+        raise ValueError(f"run.init_from={given}: {error}") from error

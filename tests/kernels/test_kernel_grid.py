@@ -43,7 +43,7 @@ DELTA_GRID = list(
 
 def interpreted(case: dict[str, Any]) -> Any:
     """A call of the Triton kernels: the interpreter takes seconds for the larger ones."""
-    large = case["length"] > 65 or max(case["widths"]) > 80
+    large = case["length"] > 65 or max(case["widths"]) > 64
     return pytest.param("triton", case, marks=[pytest.mark.long] if large else [])
 
 

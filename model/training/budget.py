@@ -22,8 +22,12 @@ from model.training.files import write_atomic
 from model.training.loss import chunked_cross_entropy
 from model.training.optimizers import build_optimizer
 
-_HEADROOM = 0.95
-"""Share of the minutes that is planned for: machines slow down, and validation takes its part."""
+_MEASURED_SHARE, _MOST_SECONDS = 0.03, 60.0
+"""How long to measure, as a share of the minutes. A second says little: clocks rise and fall."""
+
+_HEADROOM = 0.88
+"""Share of the minutes that is planned for: machines slow down (by 17 % within a run of 5 minutes
+has been seen), and validation takes its part."""
 
 _LOST = "restore it, the run's length is in it; or start a new run: run.name=NAME"
 
@@ -67,7 +71,10 @@ def planned(
         kept = read_record(record, ["tokens", "tokens_per_second"], _LOST)
         plan = Plan(kept["tokens"], kept["tokens_per_second"])
     else:
-        speed = training_speed(model, optimizer, trainer, seq_len, device)
+        seconds = min(trainer.minutes * 60 * _MEASURED_SHARE, _MOST_SECONDS)
+        if seconds > 3:
+            print(f"measuring the machine's speed for {seconds:.0f} s", flush=True)
+        speed = training_speed(model, optimizer, trainer, seq_len, device, seconds)
         plan = Plan(fitting_tokens(trainer, speed), round(speed, 1))
     if plan.tokens < trainer.tokens:
         print(
@@ -95,9 +102,12 @@ def training_speed(
     trainer: TrainerSettings,
     seq_len: int,
     device: torch.device,
-    steps: int = 4,
+    seconds: float,
 ) -> float:
-    """Tokens per second of optimizer steps of a copy of `model` on random tokens; the median."""
+    """Tokens per second of optimizer steps of a copy of `model` on random tokens; the median.
+
+    seconds: how long to measure, at least 3 steps, after a first one that warms up.
+    """
     copied = copy.deepcopy(model).to(device)
     if trainer.compile == "on":
         copied.compile_blocks()
@@ -106,8 +116,8 @@ def training_speed(
     tokens = torch.randint(model.vocab_size, (rows, seq_len), device=device)
     # Two documents per row: one would take shortcuts that few batches can.
     segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().repeat(rows, 1)
-    rates = []
-    for step in range(1 + steps):  # the first warms up
+    rates, end = [], None
+    while end is None or time.perf_counter() < end or len(rates) < 3:
         start = time.perf_counter()
         with autocast(trainer.precision, device):
             hidden = copied.hidden(tokens, segments).flatten(0, 1)
@@ -121,6 +131,9 @@ def training_speed(
         stepper.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if step:
-            rates.append(tokens.numel() / (time.perf_counter() - start))
+        now = time.perf_counter()
+        if end is None:
+            end = now + seconds
+        else:
+            rates.append(tokens.numel() / (now - start))
     return statistics.median(rates)

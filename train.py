@@ -47,13 +47,13 @@ MAY_CHANGE = (
 )
 
 
-def may_change(settings: TrainSettings, folder: "RunFolder") -> list[str]:
-    """`MAY_CHANGE`, and the mixers that no layer names."""
+def may_change(settings: TrainSettings, saved: dict[str, Any] | None) -> list[str]:
+    """`MAY_CHANGE`, and the mixers that no layer names, of these settings and the run's own."""
     from model.pattern import used_names
 
     models = [settings.model.model_dump()]
-    if folder.exists:
-        models.append(folder.config(TrainSettings)["model"])
+    if saved is not None:
+        models.append(saved["model"])
     used = used_names(*(model["layers"] for model in models))
     names = {name for model in models for name in model["mixers"]}
     return [*MAY_CHANGE, *(f"model.mixers.{name}" for name in sorted(names - used))]
@@ -66,7 +66,7 @@ def check_job(settings: TrainSettings) -> "Path":
 
 @hydra_main("train", TrainSettings, check=check_job)
 def main(settings: TrainSettings) -> None:
-    settings, folder, device = check_settings(settings)
+    settings, folder, device, allowed = check_settings(settings)
 
     from data.binding import bind
     from data.index import read_index
@@ -88,18 +88,21 @@ def main(settings: TrainSettings) -> None:
         check_schedule(settings.schedule, plan.tokens, trainer.minutes)
     steps = -(-plan.tokens // trainer.batch_tokens)
     with located(folder.path):
-        folder.open(settings, may_change(settings, folder))
+        folder.open(settings, allowed)
         with folder.locked():
             bind(folder.path, data_folder, index)
             plan.keep(record)
             train(settings, folder, model, data_folder, index, steps, device.type)
 
 
-def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder", "torch.device"]:
+def check_settings(
+    settings: TrainSettings,
+) -> tuple[TrainSettings, "RunFolder", "torch.device", list[str]]:
     """Everything that can be checked before the data is read.
 
     Returns:
-        the settings with every `auto` of the trainer replaced, the run's folder, the device.
+        the settings with every `auto` of the trainer replaced, the run's folder, the device, and
+        the keys that may differ from the saved ones of a run that is continued.
 
     Raises:
         ValueError: what is wrong, what is allowed, what to type.
@@ -123,10 +126,11 @@ def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder",
     from model.training.memory import check_memory
 
     device = pick_device(settings.trainer.device)
-    saved = folder.config(TrainSettings)["trainer"] if folder.exists else None
-    trainer = resolve(settings.trainer, device, saved)
+    saved = folder.config(TrainSettings) if folder.exists else None
+    trainer = resolve(settings.trainer, device, saved and saved["trainer"])
     settings = settings.model_copy(update={"trainer": trainer})
-    folder.check(settings, may_change(settings, folder))
+    allowed = may_change(settings, saved)
+    folder.check(settings, allowed)
     if not resumable(folder.checkpoints) and settings.run.init_from is not None:
         checkpoint_of(settings.run.init_from, settings.run.root)
     # The vocabulary of a tokenizer that is there already is not known yet.
@@ -134,7 +138,7 @@ def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder",
     with torch.device("meta"):  # widths are checked, no memory is taken
         model = LanguageModel(settings.model, settings.tokenizer.vocab_size if known else 1)
     check_memory(model, settings.trainer, settings.data.seq_len, device)
-    return settings, folder, device
+    return settings, folder, device, allowed
 
 
 def build_model(

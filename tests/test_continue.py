@@ -1,13 +1,10 @@
 """Stopping, continuing, moving and refusing to continue a run, through the command."""
 
 import json
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from model.training.metrics_file import read
 from model.training.run_folder import RunFolder
 from model.training.wandb_file import history
 from tests.commands import losses, small_run
+from tests.full_disk import files_end_at
 
 
 def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, text):
@@ -182,19 +180,6 @@ def test_a_run_is_not_continued_on_other_data(command, tmp_path):
     code, _, err = command(train_command.main, "run.name=bound", "trainer.tokens=128", files)
     assert code == 1
     assert "the text or the tokenizer changed" in err
-
-
-@contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """Makes writes beyond `size` bytes of a file fail, as they do on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signals = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, signals)
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(command, tmp_path):

@@ -1,7 +1,6 @@
 """The commands end to end on small texts: a run, its files, and mistakes."""
 
 import json
-import resource
 import shlex
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from model.training.checkpoint_io import load
 from model.training.checkpoints import best, latest
 from model.training.metrics_file import is_validation, read
 from tests.commands import losses
+from tests.full_disk import files_end_at
 
 
 def test_a_run_leaves_what_a_user_expects(command, tmp_path):
@@ -162,12 +162,8 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_setting(command, tmp_pat
 def test_a_full_disk_is_named_with_the_folder_of_the_runs(command, trained, tmp_path):
     """A real one: the process may write no file of more than 100 bytes."""
     trained("first")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
+    with files_end_at(100):
         code, _, err = command(train_command.main, "run.name=second", "trainer.tokens=128")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 1
     assert err == (
         f"error: run.root={tmp_path}: {tmp_path}/second: File too large. "

@@ -3,7 +3,8 @@
 Their loops over halvings and chunks work in place. Unrolled into a compiler's graph of copies, they
 took torch.compile minutes per block and gained nothing over the products that they are made of; and
 each length would be a program of its own. The backward starts from the inputs again: what a
-compiled block keeps is then inputs and outputs only.
+compiled block keeps is then inputs and outputs only. Each operator spells out its tensors, because
+torch reads the schema of an operator from its signature.
 """
 
 from typing import Any

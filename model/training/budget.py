@@ -116,8 +116,8 @@ def training_speed(
     tokens = torch.randint(model.vocab_size, (rows, seq_len), device=device)
     # Two documents per row: one would take shortcuts that few batches can.
     segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().repeat(rows, 1)
-    rates, end = [], None
-    while end is None or time.perf_counter() < end or len(rates) < 3:
+
+    def step() -> float:
         start = time.perf_counter()
         with autocast(trainer.precision, device):
             hidden = copied.hidden(tokens, segments).flatten(0, 1)
@@ -131,9 +131,10 @@ def training_speed(
         stepper.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        now = time.perf_counter()
-        if end is None:
-            end = now + seconds
-        else:
-            rates.append(tokens.numel() / (now - start))
-    return statistics.median(rates)
+        return time.perf_counter() - start
+
+    step()
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        times.append(step())
+    return tokens.numel() / statistics.median(times)

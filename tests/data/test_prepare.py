@@ -6,7 +6,6 @@ import json
 import math
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from data.index import files_of, read_index, verify_checksums
 from data.packed import PackedSplit
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
+from tests.full_disk import files_end_at
 
 ROOT = Path(data.prepare.__file__).parents[1]
 
@@ -288,13 +288,8 @@ def test_a_lock_taken_while_its_folder_is_removed_is_left_to_its_taker(tmp_path,
 def test_a_full_disk_is_told_with_the_folder_and_the_command_continues(settings, limit):
     """A real one: the process may write no file of more than `limit` bytes."""
     arguments = settings()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as error:
-            make(arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with files_end_at(limit), pytest.raises(OSError, match="File too large") as error:
+        make(arguments)
     assert Path(error.value.filename).parent == Path(arguments[0].root)
     verify_checksums(folder := make(arguments), read_index(folder))
 

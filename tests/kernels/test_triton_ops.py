@@ -76,8 +76,9 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
         assert torch.equal(x, y)
 
 
-def test_reruns_are_bit_identical_and_chunks_of_any_size_agree() -> None:
-    p = make_problem("channel", batch=1, length=66, key_width=16, value_width=16, segments=True)
+@pytest.mark.parametrize("length", [66, pytest.param(130, marks=pytest.mark.long)])
+def test_reruns_are_bit_identical_and_chunks_of_any_size_agree(length: int) -> None:
+    p = make_problem("channel", batch=1, length=length, key_width=16, value_width=16, segments=True)
     first = outputs_and_gradients(p, **TRITON)
     again = outputs_and_gradients(p, **TRITON)
     one_tile = outputs_and_gradients(p, **TRITON, chunk_size=1)

@@ -1,6 +1,5 @@
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from standin import Standin, StandinData, batch_of, make_trainer
 from model.training.architecture import check_architecture, fitted_state
 from model.training.checkpoint_io import CheckpointError, load, write
 from model.training.checkpoints import Checkpoints, best, latest, read_best, resumable
+from tests.full_disk import files_end_at
 
 CONFIG = {"width": 4, "mixers": {"gla": {"heads": 2}}}
 
@@ -143,13 +143,11 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     folder = tmp_path / "checkpoints"
     fit(folder, max_steps=5)
     size = latest(folder).stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, limits[1]))
-    try:
-        with pytest.raises(CheckpointError, match="could not write") as error:
-            fit(folder, resume=latest(folder))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        files_end_at(size // 2),
+        pytest.raises(CheckpointError, match="could not write") as error,
+    ):
+        fit(folder, resume=latest(folder))
     message = str(error.value)
     assert "step-00000010.ckpt" in message
     assert "File too large" in message

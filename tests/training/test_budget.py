@@ -13,8 +13,8 @@ from tests.composing import composed, small_model
         ("null", 1.0, 100_000),  # no limit
         ("1", 1e9, 100_000),  # all of them fit
         ("1e308", 1e9, 100_000),
-        ("1", 100.0, 4096),  # 5,280 fit: one whole step
-        ("1", 1000.0, 12 * 4096),  # 52,800 fit
+        ("1", 100.0, 4096),  # 5,520 fit: one whole step
+        ("1", 1000.0, 13 * 4096),  # 55,200 fit
         ("1", 0.1, 4096),  # never fewer than one step
     ],
 )

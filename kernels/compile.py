@@ -31,6 +31,7 @@ class Case:
     dtype: torch.dtype
     normalize: bool = False
     segments: bool = True
+    delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
 
 def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads: int = 4) -> list:
     """[(kernel, its options, compiled program)] of one training step of `length` tokens."""
+    from kernels.triton import delta_launch
     from kernels.triton.launch import Problem, backward, forward
 
     def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -70,6 +72,11 @@ def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads:
     segments = meta(batch, length, dtype=torch.int64) if case.segments else None
     with compile_for(TARGETS[target], recorded) as launch:
         p = Problem.of(q, k, v, decay, segments, None, 1.0, case.normalize, False, 4, launch)
+        if case.delta:
+            beta = meta(batch, length, heads)
+            o, S, *kept = delta_launch.forward(p, beta, None)
+            delta_launch.backward(p, beta, torch.empty_like(o), S, *kept, with_decay=True)
+            return recorded
         o, S, z, *kept = forward(p, None, None)
         d_z = z if case.normalize else None
         backward(p, torch.empty_like(o), S, d_z, o, *kept, with_decay=True)
@@ -80,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; 1 if a kernel needs more shared memory than its target has."""
     options = _parser().parse_args(arguments)
     cases = [
-        Case(family, width, DTYPES[dtype], options.normalize)
+        Case(family, width, DTYPES[dtype], options.normalize, delta=options.delta)
         for family, width, dtype in itertools.product(options.family, options.width, options.dtype)
     ]
     from rich.console import Console
@@ -115,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["token", "channel"])
     parser.add_argument("--width", nargs="+", type=int, default=[64, 128], help="K = V")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
-    parser.add_argument("--normalize", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--normalize", action="store_true")
+    kind.add_argument("--delta", action="store_true", help="the delta rule, not the additive write")
     return parser
 
 

@@ -6,7 +6,12 @@ run time: nothing is compiled twice, and no length is part of a choice. This mod
 
 from typing import Literal, NamedTuple
 
-KernelName = Literal["chunk_states", "outputs", "value_gradients", "key_query_gradients"]
+KernelName = Literal[
+    "chunk_states", "outputs", "value_gradients", "key_query_gradients",
+    "corrections", "delta_states", "delta_state_gradients", "delta_key_query_gradients",
+]  # fmt: skip
+
+MOST_DELTA_KEYS = 256  # a program of the delta rule has the states of all keys of a head on chip
 
 
 class Blocks(NamedTuple):
@@ -24,6 +29,10 @@ _TABLE: dict[KernelName, tuple[Blocks, Blocks, Blocks]] = {
     "outputs": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "value_gradients": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "key_query_gradients": (Blocks(64, 64, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 8, 1)),
+    "corrections": (Blocks(64, 16, 8, 2), Blocks(32, 16, 8, 2), Blocks(32, 16, 8, 1)),
+    "delta_states": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 1)),
+    "delta_state_gradients": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 1)),
+    "delta_key_query_gradients": (Blocks(32, 64, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 8, 1)),
 }
 
 

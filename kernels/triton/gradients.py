@@ -13,6 +13,7 @@ from kernels.triton.device import (
     TILE,
     VARYING,
     add_dot,
+    add_reading,
     carried,
     decay_after,
     decay_before,
@@ -84,12 +85,13 @@ def value_gradients(
 
 @triton.jit(do_not_specialize=VARYING)
 def key_query_gradients(
-    q, k, v, d_o, decay, segments, first, d_denominators, states, d_states, sums, d_sums,
+    q, k, v, d_o, d_v, decay, segments, first, d_denominators, states, d_states, sums, d_sums,
     d_q, d_k, d_decay,
     q_sb, q_st, q_sh, k_sb, k_st, k_sh, v_sb, v_st, v_sh, d_o_sb, d_o_st, d_o_sh,
     decay_sb, decay_st, decay_sh, segments_sb, segments_st, d_denominators_sb, d_denominators_st,
     scale, length, rows_in_all, heads, num_chunks, chunk_tiles,
     FAMILY: tl.constexpr, NORMALIZE: tl.constexpr, SEGMENTS: tl.constexpr, D_DECAY: tl.constexpr,
+    DELTA: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -97,6 +99,9 @@ def key_query_gradients(
 
     A gradient of a log-decay sums exactly the products that this decay multiplies. The usual
     q d_q - k d_k of running sums leaves rounding noise where the true gradient is tiny.
+
+    With DELTA the states are read twice, by queries and, before each write, by keys: v are what
+    the delta rule writes, and the gradient of what keys read is -d_v [B, T, H, V], contiguous.
     """
     KEY_BLOCKS: tl.constexpr = (K + BK - 1) // BK
     tiles = tl.cdiv(length, TILE)
@@ -123,37 +128,32 @@ def key_query_gradients(
     before_row = index[:, None] > index[None, :]
 
     # Inside the tile. First, so that the square matrices are gone before states are rebuilt.
-    d_scores = tl.zeros((TILE, TILE), tl.float32)
-    for begin in range(0, V, BV):
-        values = begin + tl.arange(0, BV)
-        v_block = load_rows(v, v_st, rows, values, length, V)
-        d_out = load_rows(d_o, d_o_st, rows, values, length, V)
-        d_scores = add_dot(d_scores, d_out, tl.trans(v_block), OPERAND, PRECISION)
+    d_scores = products_of_values(d_o, d_o_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
     if NORMALIZE:
         # The denominator is one more value channel, of ones.
         weight = tl.load(
             d_denominators + rows.to(tl.int64) * d_denominators_st, mask=rows < length, other=0.0
         )
         d_scores += weight[:, None]
-    d_scores = tl.where(visible(segments, segments_st, start, length, SEGMENTS), d_scores, 0.0)
-    if FAMILY == CHANNEL:
-        rates = load_rows(decay, decay_st, rows, keys, length, K)
-        dq, dk, d_rates = channel_gradients(
-            queries, keys_, rates, d_scores, D_DECAY, OPERAND, PRECISION
-        )
-    else:
-        weighted = d_scores * token_weights(decay, decay_st, start, length, FAMILY)
-        dq = dot(weighted, keys_, OPERAND, PRECISION)
-        dk = dot(tl.trans(weighted), queries, OPERAND, PRECISION)
-        if D_DECAY:
-            pairs = dot(queries, tl.trans(keys_), OPERAND, PRECISION) * weighted
-            pairs = tl.where(before_row, pairs, 0.0)
-            # [i, t]: sum over keys before t of query i; then over the queries from t on.
-            spanning = dot(pairs, tl.trans(before_row.to(tl.float32)), OPERAND, PRECISION)
-            d_rates = tl.sum(tl.where(index[:, None] >= index[None, :], spanning, 0.0), 0)
+    seen = visible(segments, segments_st, start, length, SEGMENTS)
+    dq, dk, d_rates = tile_gradients(
+        queries, keys_, tl.where(seen, d_scores, 0.0), decay, decay_st, start, keys, length,
+        FAMILY, D_DECAY, OPERAND, PRECISION, K,
+    )  # fmt: skip
+    if DELTA:
+        d_v_st = heads * V
+        d_v += (batch * length * heads + head) * V
+        d_scores = products_of_values(d_v, d_v_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
+        d_reader, d_key, d_rate = tile_gradients(
+            -keys_, keys_, tl.where(seen & before_row, d_scores, 0.0), decay, decay_st,
+            start, keys, length, FAMILY, D_DECAY, OPERAND, PRECISION, K,
+        )  # fmt: skip
+        dk += d_key - d_reader
+        d_rates += d_rate
 
     # What the tile exchanges with the rest of the row: through the state before it and after it.
     d_read = tl.zeros((TILE, BK), tl.float32)
+    d_read_by_keys = tl.zeros((TILE, BK), tl.float32)
     d_written = tl.zeros((TILE, BK), tl.float32)
     # A matrix of one column: Triton 3.7 cannot reduce a vector to a number here for sm_100.
     through = tl.zeros((BK, 1), tl.float32)
@@ -179,9 +179,20 @@ def key_query_gradients(
                 last - step, keys, values, length, scale,
                 True, FAMILY, NORMALIZE, SEGMENTS, OPERAND, PRECISION, K, V,
             )  # fmt: skip
+            if DELTA:
+                d_state = add_reading(
+                    d_state, k, k_st, d_v, d_v_st, decay, decay_st, segments, segments_st, first,
+                    last - step, keys, values, length, -1.0,
+                    FAMILY, SEGMENTS, OPERAND, PRECISION, K, V,
+                )  # fmt: skip
         through += tl.sum(state * d_state, 1)[:, None]
         d_out = load_rows(d_o, d_o_st, rows, values, length, V)
         d_read = add_dot(d_read, d_out, tl.trans(state), OPERAND, PRECISION)
+        if DELTA:
+            d_read_by_keys = add_dot(
+                d_read_by_keys, load_rows(d_v, d_v_st, rows, values, length, V), tl.trans(state),
+                OPERAND, PRECISION,
+            )  # fmt: skip
         v_block = load_rows(v, v_st, rows, values, length, V)
         d_written = add_dot(d_written, v_block, tl.trans(d_state), OPERAND, PRECISION)
         if NORMALIZE and begin == 0:
@@ -190,11 +201,14 @@ def key_query_gradients(
             through += (sum_ * d_sum)[:, None]
 
     before = decay_before(decay, decay_st, start, keys, length, FAMILY, K)
-    into = reach_in(segments, segments_st, first, start, length, SEGMENTS)
-    d_read *= tl.exp(before) * into
+    into = tl.exp(before) * reach_in(segments, segments_st, first, start, length, SEGMENTS)
+    d_read *= into
     after = decay_after(decay, decay_st, start, keys, length, FAMILY, K)
     out = reach_out(segments, segments_st, start, length, SEGMENTS)
     d_written *= tl.exp(after) * out
+    if DELTA:
+        d_read_by_keys *= -into
+        dk += d_read_by_keys
     store_rows(
         d_q + (batch * length * heads + head) * K, heads * K, rows, keys, length,
         (dq + d_read) * scale, K,
@@ -210,7 +224,10 @@ def key_query_gradients(
         through *= carried(segments, segments_st, first, start, start + TILE, length, SEGMENTS)
         through *= tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))[:, None]
         reading = load_rows(q, q_st, rows, keys, length, K).to(tl.float32) * scale * d_read
-        writing = load_rows(k, k_st, rows, keys, length, K).to(tl.float32) * d_written
+        keys_ = load_rows(k, k_st, rows, keys, length, K).to(tl.float32)
+        writing = keys_ * d_written
+        if DELTA:
+            reading += keys_ * d_read_by_keys
         later = index[:, None] <= index[None, :]
         if FAMILY == CHANNEL:
             d_rates += dot(later.to(tl.float32), reading, OPERAND, PRECISION)
@@ -224,6 +241,47 @@ def key_query_gradients(
             d_rates += tl.sum(tl.where(before_row, tl.sum(writing, 1)[None, :], 0.0), 1)
             at_rows = key_block.to(tl.int64) * rows_in_all + (batch * length + rows) * heads + head
             tl.store(d_decay + at_rows, d_rates + tl.sum(through, 0), mask=rows < length)
+
+
+@triton.jit
+def products_of_values(
+    x, x_stride, y, y_stride, rows, length,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x_i . y_j of every two rows of a tile, over all value channels: [TILE, TILE]."""
+    result = tl.zeros((TILE, TILE), tl.float32)
+    for begin in range(0, V, BV):
+        values = begin + tl.arange(0, BV)
+        x_block = load_rows(x, x_stride, rows, values, length, V)
+        y_block = load_rows(y, y_stride, rows, values, length, V)
+        result = add_dot(result, x_block, tl.trans(y_block), OPERAND, PRECISION)
+    return result
+
+
+@triton.jit
+def tile_gradients(
+    q, k, d_scores, decay, decay_stride, start, keys, length,
+    FAMILY: tl.constexpr, D_DECAY: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile's scores with respect to q, k and log-decays ([TILE, K], or [TILE])."""
+    if FAMILY == CHANNEL:
+        rates = load_rows(decay, decay_stride, start + tl.arange(0, TILE), keys, length, K)
+        return channel_gradients(q, k, rates, d_scores, D_DECAY, OPERAND, PRECISION)
+    else:
+        weighted = d_scores * token_weights(decay, decay_stride, start, length, FAMILY)
+        dq = dot(weighted, k, OPERAND, PRECISION)
+        dk = dot(tl.trans(weighted), q, OPERAND, PRECISION)
+        d_rates = tl.zeros((TILE,), tl.float32)
+        if D_DECAY:
+            index = tl.arange(0, TILE)
+            before_row = index[:, None] > index[None, :]
+            pairs = dot(q, tl.trans(k), OPERAND, PRECISION) * weighted
+            pairs = tl.where(before_row, pairs, 0.0)
+            # [i, t]: sum over keys before t of query i; then over the queries from t on.
+            spanning = dot(pairs, tl.trans(before_row.to(tl.float32)), OPERAND, PRECISION)
+            d_rates = tl.sum(tl.where(index[:, None] >= index[None, :], spanning, 0.0), 0)
+        return dq, dk, d_rates
 
 
 @triton.jit

@@ -39,6 +39,7 @@ class Shape:
     decay: Decay = "channel"
     dtype: Dtype = "bfloat16"  # of q, k and v
     normalize: bool = False
+    delta: bool = False  # the delta rule, with beta [B, T, H]
 
     def elements(self, axes: str) -> int:
         """The number of elements of a tensor with these axes, such as "bthk"."""

@@ -73,6 +73,20 @@ class Plan:
         width = self.shape.value_width
         return self._per_token(name, width, self.shape.input_bytes, (own, before, after))
 
+    def operands(self, name: str, own: int = 1, before: int = 0, after: int = 0) -> Access:
+        """A value-wide tensor in the type of the products' operands, [B, T, H, V]."""
+        width = self.shape.value_width
+        return self._per_token(name, width, self.shape.operand_bytes, (own, before, after))
+
+    def beta(self, own: int) -> Access:
+        """[B, T, H], for the delta rule."""
+        return self._per_token("beta", 1, FLOAT32, (own, 0, 0))
+
+    def pairs(self, name: str, times: int = 1, width: int | None = None) -> Access:
+        """A number of every two tokens of a tile, [B, H, tiles, 64, 64], in the operands' type."""
+        elements = self.tiles * TILE * TILE
+        return Access(name, elements, width or self.shape.operand_bytes, times * elements)
+
     def output_gradient(self, own: int, after: int = 0) -> Access:
         """do, or in its place the float32 gradient of the numerator."""
         if not self.shape.normalize:

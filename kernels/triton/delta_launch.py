@@ -91,7 +91,7 @@ def backward(
     batch, length, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
     dtype, _ = operand_types(p.q.dtype, p.precise)
-    d_o = rows_contiguous(d_o)
+    d_o = rows_contiguous(d_o.to(dtype))
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
     shape = (batch, heads, key_width, value_width)

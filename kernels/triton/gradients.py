@@ -22,6 +22,7 @@ from kernels.triton.device import (
     load_channels,
     load_rows,
     load_state,
+    load_tokens,
     pass_tile,
     place,
     reach_in,
@@ -29,7 +30,7 @@ from kernels.triton.device import (
     store_rows,
     visible,
 )
-from kernels.triton.scores import differ, halves, merge, scores, token_weights
+from kernels.triton.scores import halves, merge, scores, token_weights
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -123,33 +124,29 @@ def key_query_gradients(
     last = tl.minimum((chunk + 1) * chunk_tiles, tiles) - 1
     at = row * num_chunks + chunk
 
-    queries = load_rows(q, q_st, rows, keys, length, K).to(tl.float32) * scale
-    keys_ = load_rows(k, k_st, rows, keys, length, K).to(tl.float32)
+    d_v += (batch * length * heads + head) * V
+    queries = load_rows(q, q_st, rows, keys, length, K)
+    keys_ = load_rows(k, k_st, rows, keys, length, K)
     before_row = index[:, None] > index[None, :]
 
     # Inside the tile. First, so that the square matrices are gone before states are rebuilt.
     d_scores = products_of_values(d_o, d_o_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
     if NORMALIZE:
         # The denominator is one more value channel, of ones.
-        weight = tl.load(
-            d_denominators + rows.to(tl.int64) * d_denominators_st, mask=rows < length, other=0.0
-        )
+        weight = load_tokens(d_denominators, d_denominators_st, start, length)
         d_scores += weight[:, None]
     seen = visible(segments, segments_st, start, length, SEGMENTS)
-    dq, dk, d_rates = tile_gradients(
-        queries, keys_, tl.where(seen, d_scores, 0.0), decay, decay_st, start, keys, length,
-        FAMILY, D_DECAY, OPERAND, PRECISION, K,
-    )  # fmt: skip
+    d_scores = tl.where(seen, d_scores * scale, 0.0)
+    d_key_scores = d_scores
     if DELTA:
-        d_v_st = heads * V
-        d_v += (batch * length * heads + head) * V
-        d_scores = products_of_values(d_v, d_v_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
-        d_reader, d_key, d_rate = tile_gradients(
-            -keys_, keys_, tl.where(seen & before_row, d_scores, 0.0), decay, decay_st,
-            start, keys, length, FAMILY, D_DECAY, OPERAND, PRECISION, K,
-        )  # fmt: skip
-        dk += d_key - d_reader
-        d_rates += d_rate
+        d_key_scores = products_of_values(
+            d_v, heads * V, v, v_st, rows, length, OPERAND, PRECISION, V, BV
+        )
+        d_key_scores = tl.where(seen & before_row, -d_key_scores, 0.0)
+    dq, dk, d_rates = tile_gradients(
+        queries, keys_, d_scores, d_key_scores, decay, decay_st, start, keys, length,
+        FAMILY, D_DECAY, DELTA, OPERAND, PRECISION, K,
+    )  # fmt: skip
 
     # What the tile exchanges with the rest of the row: through the state before it and after it.
     d_read = tl.zeros((TILE, BK), tl.float32)
@@ -181,7 +178,7 @@ def key_query_gradients(
             )  # fmt: skip
             if DELTA:
                 d_state = add_reading(
-                    d_state, k, k_st, d_v, d_v_st, decay, decay_st, segments, segments_st, first,
+                    d_state, k, k_st, d_v, heads * V, decay, decay_st, segments, segments_st, first,
                     last - step, keys, values, length, -1.0,
                     FAMILY, SEGMENTS, OPERAND, PRECISION, K, V,
                 )  # fmt: skip
@@ -190,12 +187,13 @@ def key_query_gradients(
         d_read = add_dot(d_read, d_out, tl.trans(state), OPERAND, PRECISION)
         if DELTA:
             d_read_by_keys = add_dot(
-                d_read_by_keys, load_rows(d_v, d_v_st, rows, values, length, V), tl.trans(state),
+                d_read_by_keys, load_rows(d_v, heads * V, rows, values, length, V), tl.trans(state),
                 OPERAND, PRECISION,
             )  # fmt: skip
         v_block = load_rows(v, v_st, rows, values, length, V)
         d_written = add_dot(d_written, v_block, tl.trans(d_state), OPERAND, PRECISION)
         if NORMALIZE and begin == 0:
+            weight = load_tokens(d_denominators, d_denominators_st, start, length)
             d_read += weight[:, None] * sum_[None, :]
             d_written += d_sum[None, :]
             through += (sum_ * d_sum)[:, None]
@@ -211,7 +209,7 @@ def key_query_gradients(
         dk += d_read_by_keys
     store_rows(
         d_q + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-        (dq + d_read) * scale, K,
+        dq + d_read * scale, K,
     )  # fmt: skip
     store_rows(
         d_k + (batch * length * heads + head) * K, heads * K, rows, keys, length,
@@ -260,23 +258,35 @@ def products_of_values(
 
 @triton.jit
 def tile_gradients(
-    q, k, d_scores, decay, decay_stride, start, keys, length,
-    FAMILY: tl.constexpr, D_DECAY: tl.constexpr,
+    q, k, d_scores, d_key_scores, decay, decay_stride, start, keys, length,
+    FAMILY: tl.constexpr, D_DECAY: tl.constexpr, DELTA: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile's scores with respect to q, k and log-decays ([TILE, K], or [TILE])."""
+    """Gradients of a tile's scores with respect to q, k and log-decays ([TILE, K], or [TILE]).
+
+    With DELTA also of the scores of keys for keys.
+    """
     if FAMILY == CHANNEL:
         rates = load_rows(decay, decay_stride, start + tl.arange(0, TILE), keys, length, K)
-        return channel_gradients(q, k, rates, d_scores, D_DECAY, OPERAND, PRECISION)
+        return channel_gradients(
+            q, k, rates, d_scores, d_key_scores, D_DECAY, DELTA, OPERAND, PRECISION
+        )
     else:
-        weighted = d_scores * token_weights(decay, decay_stride, start, length, FAMILY)
+        decays = token_weights(decay, decay_stride, start, length, FAMILY)
+        weighted = d_scores * decays
         dq = dot(weighted, k, OPERAND, PRECISION)
         dk = dot(tl.trans(weighted), q, OPERAND, PRECISION)
+        if D_DECAY:
+            pairs = dot(q, tl.trans(k), OPERAND, PRECISION) * weighted
+        if DELTA:
+            weighted = d_key_scores * decays
+            dk = add_dot(dk, weighted + tl.trans(weighted), k, OPERAND, PRECISION)
+            if D_DECAY:
+                pairs += dot(k, tl.trans(k), OPERAND, PRECISION) * weighted
         d_rates = tl.zeros((TILE,), tl.float32)
         if D_DECAY:
             index = tl.arange(0, TILE)
             before_row = index[:, None] > index[None, :]
-            pairs = dot(q, tl.trans(k), OPERAND, PRECISION) * weighted
             pairs = tl.where(before_row, pairs, 0.0)
             # [i, t]: sum over keys before t of query i; then over the queries from t on.
             spanning = dot(pairs, tl.trans(before_row.to(tl.float32)), OPERAND, PRECISION)
@@ -286,8 +296,9 @@ def tile_gradients(
 
 @triton.jit
 def channel_gradients(
-    q, k, rates, d_scores, D_DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
-):
+    q, k, rates, d_scores, d_key_scores,
+    D_DECAY: tl.constexpr, DELTA: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Gradients of `channel_scores` with respect to q, k and rates.
 
     At every level one product serves both halves: with the gradient made symmetric, rows of right
@@ -295,25 +306,36 @@ def channel_gradients(
     """
     index = tl.arange(0, TILE)
     diagonal = tl.sum(tl.where(index[:, None] == index[None, :], d_scores, 0.0), 1)[:, None]
-    symmetric = d_scores + tl.trans(d_scores)
-    dq = diagonal * k
-    dk = diagonal * q
+    symmetric = (d_scores + tl.trans(d_scores)).to(OPERAND)
+    if DELTA:
+        symmetric_of_keys = (d_key_scores + tl.trans(d_key_scores)).to(OPERAND)
+    dq = diagonal * k.to(tl.float32)
+    dk = diagonal * q.to(tl.float32)
     d_rates = tl.zeros_like(rates)
     before, after = rates, tl.zeros_like(rates)
     for level in tl.range(LEVELS, loop_unroll_factor=1, num_stages=1):
         decays = tl.exp(halves(before, after, index, level))
-        own = halves(q, k, index, level)
-        pairs = tl.where(differ(index, level) == 1, symmetric, 0.0)
+        own = halves(q, k, index, level).to(tl.float32)
+        blocks = index >> level
+        neighbours = blocks[:, None] == (blocks ^ 1)[None, :]
+        pairs = tl.where(neighbours, symmetric, 0.0)
         gradient = dot(pairs, own * decays, OPERAND, PRECISION) * decays
         dq += halves(gradient, tl.zeros_like(gradient), index, level)
         dk += halves(tl.zeros_like(gradient), gradient, index, level)
+        products = own * gradient
+        if DELTA:
+            own = k.to(tl.float32)
+            pairs = tl.where(neighbours, symmetric_of_keys, 0.0)
+            gradient = dot(pairs, own * decays, OPERAND, PRECISION) * decays
+            dk += gradient
+            products += own * gradient
         if D_DECAY:
             # Row t's decay lies between the anchor and the queries from t on (right half), or
             # between the keys before t and the anchor (left half).
-            between = halves(
-                index[:, None] <= index[None, :], index[:, None] > index[None, :], index, level
-            )
-            between = between & (differ(index, level) == 0)
-            d_rates = add_dot(d_rates, between.to(tl.float32), own * gradient, OPERAND, PRECISION)
+            right = (blocks & 1) == 1
+            begin = tl.where(right, index, blocks << level)[:, None]
+            end = tl.where(right, (blocks + 1) << level, index)[:, None]
+            between = (begin <= index[None, :]) & (index[None, :] < end)
+            d_rates = add_dot(d_rates, between.to(tl.float32), products, OPERAND, PRECISION)
         before, after = merge(before, after, index, level)
     return dq, dk, d_rates

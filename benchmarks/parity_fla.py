@@ -3,9 +3,10 @@
     python -m benchmarks.parity_fla
     TRITON_INTERPRET=1 python -m benchmarks.parity_fla --most 4096    # Triton kernels on a CPU too
 
-The references are naive.py in fla/ops/{gla,simple_gla,retention,linear_attn}, step by step in
-float32; the shapes are those of FLA's tests/ops, inputs are random and signed, states come in and
-go out where a reference has them. Backend torch always, triton on a GPU and in Triton's
+The references are naive.py in fla/ops/{gla,simple_gla,retention,linear_attn,delta_rule,
+gated_delta_rule,kda}, step by step in float32; the shapes are those of FLA's tests/ops, inputs are
+random and signed (the delta rules' keys of length 1), states come in and go out where a reference
+has them. Backend torch always; triton, where it has the operator, on a GPU and in Triton's
 interpreter. Prints relative errors of outputs, final state and gradients; fails if one exceeds its
 budget. Needs `pip install flash-linear-attention einops`, and no GPU.
 """
@@ -30,8 +31,18 @@ from kernels import LinearState, linear_attention
 from kernels.problems import relative_error
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-FOLDERS = {"gla": "gla", "simple": "simple_gla", "retnet": "retention", "linear": "linear_attn"}
-COLUMNS = ("out", "final state", "d q", "d k", "d v", "d decay", "d state")
+FOLDERS = {
+    "gla": "gla",
+    "simple": "simple_gla",
+    "retnet": "retention",
+    "linear": "linear_attn",
+    "delta": "delta_rule",
+    "gated_delta": "gated_delta_rule",
+    "kda": "kda",
+}
+DELTA = ("delta", "gated_delta", "kda")
+DECAYS_PER_CHANNEL, DECAYS_PER_TOKEN = ("gla", "kda"), ("simple", "gated_delta")
+COLUMNS = ("out", "final state", "d q", "d k", "d v", "d decay", "d beta", "d state")
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,8 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The shapes of FLA's tests/ops/test_{gla,simple_gla,retention,linear_attn}.py, small first.
+    """The shapes of FLA's tests/ops/test_{gla,simple_gla,retention,linear_attn,delta}.py and,
+    but for heads of 256, test_{gated_delta,kda}.py, small first.
 
     Normalised linear attention, which its tests leave out, is added.
     """
@@ -74,6 +86,14 @@ def cases() -> list[Case]:
         found.append(Case("retnet", 1, length, 2, width, width, borders=borders))
     for length, width, normalize in product((64, 128), (32, 64, 128), (False, True)):
         found.append(Case("linear", 2, length, 2, width, width, normalize=normalize))
+    found += [Case("delta", 2, length, 3, width, width) for length, width in _DELTA]
+    found.append(Case("delta", 1, 2000, 2, 64, 64, borders=(0, 15, 100, 300, 1203, 2000)))
+    for length, width, divisor in product((1, 15, 63, 300), (32, 64, 100), (0.1, 1, 10)):
+        found.append(Case("gated_delta", 2, length, 2, width, width, divisor, 1))
+    found.append(Case("gated_delta", 1, 1000, 2, 128, 128, 1, 1, (0, 122, 229, 400, 1000)))
+    found += [Case("kda", *s[:4], s[3], s[5], s[4]) for s in _KDA]
+    for heads, width, borders in _KDA_PACKED:
+        found.append(Case("kda", 1, borders[-1], heads, width, width, borders=borders))
     return sorted(found, key=lambda case: case.size * case.key_width * case.value_width)
 
 
@@ -96,6 +116,22 @@ _SIMPLE = [  # B, T, H, D, scale, divisor of the gates
     (2, 1024, 8, 128, 0.1, 10),
     (4, 2048, 8, 64, 0.1, 1),
 ]
+_DELTA = [(56, 60), (211, 110), (400, 200)]  # T, D
+_KDA = [  # B, T, H, D, scale, divisor of the gates
+    (1, 63, 1, 64, 1, 1),
+    (2, 500, 3, 60, 1, 1),
+    (2, 1000, 3, 64, 0.1, 1),
+    (3, 1024, 4, 100, 1, 0.1),
+    (4, 1024, 4, 128, 0.1, 1),
+    (2, 1500, 4, 128, 0.1, 10),
+    (4, 2048, 8, 64, 0.1, 1),
+]
+_KDA_PACKED = [  # H, D, borders of the documents
+    (4, 60, (0, 15)),
+    (4, 64, (0, 256, 500, 1000)),
+    (4, 128, (0, 256, 500, 1000)),
+    (4, 100, (0, 15, 100, 300, 1200, 2000)),
+]
 _PACKED = [  # H, D, borders of the documents
     (4, 64, (0, 15)),
     (4, 64, (0, 0, 16)),
@@ -107,7 +143,7 @@ _PACKED = [  # H, D, borders of the documents
 
 
 def make_tensors(case: Case, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    """Leaves by name: q, k, v in `dtype`, decay and states float32, present where they are read."""
+    """Leaves by name: q, k, v in `dtype`, all else float32, present where it is read."""
     torch.manual_seed(42)
     shape = case.rows, case.length, case.heads, case.key_width
     q, k = torch.randn(2, *shape)
@@ -115,16 +151,22 @@ def make_tensors(case: Case, dtype: torch.dtype, device: str) -> dict[str, Tenso
     tensors = {"q": q, "k": k, "v": v}
     if case.normalize:  # a denominator needs positive weights
         tensors |= {"q": q.abs() + 0.1, "k": k.abs() + 0.1}
+    if case.op in DELTA:  # which are stable for keys of length 1
+        tensors["k"] = F.normalize(k, dim=3)
     tensors = {name: x.to(dtype) for name, x in tensors.items()}
-    if case.op in ("gla", "simple"):
-        gates = torch.randn(shape if case.op == "gla" else shape[:3])
+    if case.op in DECAYS_PER_CHANNEL + DECAYS_PER_TOKEN:
+        gates = torch.randn(shape if case.op in DECAYS_PER_CHANNEL else shape[:3])
         tensors["decay"] = F.logsigmoid(gates) / case.divisor
+    if case.op in DELTA:
+        tensors["beta"] = torch.randn(shape[:3]).sigmoid()
     if case.op != "retnet":  # its reference has no states
         tensors["S"] = torch.randn(case.rows, case.heads, case.key_width, case.value_width)
         if case.normalize:
             tensors["z"] = torch.rand(case.rows, case.heads, case.key_width) + 0.5
     return {name: x.to(device).requires_grad_() for name, x in tensors.items()}
 
+
+_PER_TOKEN = ("q", "k", "v", "decay", "beta")
 
 Results = tuple[Tensor, Tensor | None]  # outputs [B, T, H, V] and the last document's final state
 
@@ -134,7 +176,7 @@ def reference(case: Case, naive: ModuleType, x: dict[str, Tensor]) -> Results:
     borders = case.borders or (0, case.length)
     outputs, state = [], None
     for number, (start, end) in enumerate(pairwise(borders)):
-        part = {name: x[name][:, start:end] for name in ("q", "k", "v", "decay") if name in x}
+        part = {name: x[name][:, start:end] for name in _PER_TOKEN if name in x}
         part |= {name: x[name] for name in ("S", "z") if name in x and number == 0}
         out, state = _one_document(case, naive, part)
         outputs.append(out)
@@ -147,6 +189,18 @@ def _one_document(case: Case, naive: ModuleType, x: dict[str, Tensor]) -> Result
         return naive.naive_recurrent_gla(q, k, v, x["decay"], S, output_final_state=True)
     if case.op == "simple":
         return naive.naive_recurrent_simple_gla(q, k, v, x["decay"], case.weight, S)
+    if case.op == "delta":
+        rows = (y.transpose(1, 2) for y in (q, k, v, x["beta"]))
+        out, state = naive.delta_rule_recurrence(*rows, S)
+        return out.transpose(1, 2), state
+    if case.op == "gated_delta":
+        return naive.naive_recurrent_gated_delta_rule(
+            q, k, v, x["beta"], x["decay"], case.weight, S, output_final_state=True
+        )
+    if case.op == "kda":
+        return naive.naive_recurrent_kda(
+            q, k, v, x["decay"], x["beta"], case.weight, S, output_final_state=True
+        )
     if case.op == "retnet":
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         return naive.naive_retention(q, k, v).transpose(1, 2), None
@@ -172,7 +226,7 @@ def braid(case: Case, backend: str, x: dict[str, Tensor]) -> Results:
         first = None if segments is None else torch.zeros_like(segments[:, 0])
         state = LinearState(x["S"], x.get("z"), first)
     out, last = linear_attention(
-        q, x["k"], x["v"], decay,
+        q, x["k"], x["v"], decay, x.get("beta"),
         scale=case.weight, normalize=case.normalize, segments=segments, state=state,
         backend=backend,
     )  # fmt: skip
@@ -229,12 +283,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: --most {options.most}: the smallest shape has {smallest}", file=sys.stderr)
         return 2
     table = Table("op", "B", "T", "H", "K", "V", "documents", "backend", *COLUMNS, "", box=None)
-    missed, worst = 0, dict.fromkeys(backends, 0.0)
+    total, missed, worst = 0, 0, dict.fromkeys(backends, 0.0)
     for case in tqdm(chosen, "parity", disable=not sys.stderr.isatty()):
-        for backend in backends:
+        for backend in backends if case.op not in DELTA else ["torch"]:
             found = errors(case, dtype, backend, naive[case.op], device)
             passed = all(error <= BUDGETS[dtype] for error in found.values())
-            missed += not passed
+            total, missed = total + 1, missed + (not passed)
             worst[backend] = max(worst[backend], *found.values())
             table.add_row(*_cells(case, backend, found), "" if passed else "MISSED")
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
@@ -242,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     for backend in backends:
         print(f"{backend}: worst relative error {worst[backend]:.1e}")
-    total, left_out = len(chosen) * len(backends), len(of_ops) - len(chosen)
+    left_out = len(of_ops) - len(chosen)
     print(f"{total - missed} of {total} within {BUDGETS[dtype]:.0e}; {left_out} shapes left out")
     return 1 if missed else 0
 

@@ -1,13 +1,14 @@
-"""Time the torch backend's decay families against causal softmax attention, in one process.
+"""Time the torch backend against causal softmax attention, in one process.
 
     python -m benchmarks.torch_backend
     python -m benchmarks.torch_backend --shapes 1x16384x4x64x64 --threads 2 --repeats 5
 
-Prints the median milliseconds of the forward and of forward plus backward, the ratio of the
-latter to scaled_dot_product_attention at the same length and to the scalar-decay family. The
-candidates take turns, so that a busy moment of the machine hits all of them alike. "autograd" is
-the chunked scalar form left to automatic differentiation: what the hand-written backward saves.
-Decoding is one step of one row with a carried state.
+Families are named by their decay, with delta_ for the delta rule. Prints the median milliseconds of
+the forward and of forward plus backward, the ratio of the latter to scaled_dot_product_attention at
+the same length and to the scalar-decay family. The candidates take turns, so that a busy moment of
+the machine hits all of them alike. "autograd" is the chunked scalar form left to automatic
+differentiation: what the hand-written backward saves. Decoding is one step of one row with a
+carried state.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from kernels import linear_attention
 
-FAMILIES = ("none", "head", "scalar", "channel")
+FAMILIES = ("none", "head", "scalar", "channel", "delta_none", "delta_scalar", "delta_channel")
 DEFAULT_SHAPES = ("4x1024x4x64x64", "4x1024x4x32x64", "1x4096x4x64x64", "1x16384x4x64x64")
 LONGEST_SOFTMAX = 8192  # beyond it one softmax backward takes many seconds on a CPU
 
@@ -52,13 +53,13 @@ def report(shape: tuple[int, ...], repeats: int) -> None:
     forward, both = medians(candidates, repeats)
     print(f"\nB {batch}  T {length}  H {heads}  K {key_width}  V {value_width}")
     print(
-        f"{'':10}{'fwd ms':>9}{'fwd+bwd ms':>12}{'/ softmax':>11}{'/ scalar':>10}{'decode us':>11}"
+        f"{'':14}{'fwd ms':>9}{'fwd+bwd ms':>12}{'/ softmax':>11}{'/ scalar':>10}{'decode us':>11}"
     )
     for name in candidates:
         softmax = f"{both[name] / both['softmax']:.2f}" if "softmax" in both else "-"
         step = f"{decode_microseconds(name, shape):.0f}" if name in FAMILIES else "-"
         print(
-            f"{name:10}{forward[name]:9.1f}{both[name]:12.1f}{softmax:>11}"
+            f"{name:14}{forward[name]:9.1f}{both[name]:12.1f}{softmax:>11}"
             f"{both[name] / both['scalar']:10.2f}{step:>11}"
         )
 
@@ -71,20 +72,26 @@ def linear_candidate(family: str, shape: tuple[int, ...]) -> Candidate:
     q, k = torch.randn(2, batch, length, heads, key_width)
     v = torch.randn(batch, length, heads, value_width)
     decay = log_decay(family, shape)
+    beta = None
+    if family.startswith("delta_"):
+        k, beta = F.normalize(k, dim=3), torch.rand(batch, length, heads)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    if family in ("scalar", "channel"):  # a fixed per-head decay, as in RetNet, is not learned
+    if decay is not None and decay.dim() > 1:  # a decay per head, as in RetNet, is not learned
         leaves.append(decay.requires_grad_())
-    return lambda: linear_attention(q, k, v, decay, scale=key_width**-0.5)[0], leaves
+    if beta is not None:
+        leaves.append(beta.requires_grad_())
+    return lambda: linear_attention(q, k, v, decay, beta, scale=key_width**-0.5)[0], leaves
 
 
 def log_decay(family: str, shape: tuple[int, ...]) -> Tensor | None:
     batch, length, heads, key_width, _ = shape
     sizes = {"scalar": (batch, length, heads), "channel": (batch, length, heads, key_width)}
-    if family == "none":
+    kind = family.removeprefix("delta_")
+    if kind == "none":
         return None
-    if family == "head":
+    if kind == "head":
         return torch.log1p(-(2.0 ** (-5 - torch.arange(heads))))
-    return F.logsigmoid(torch.randn(sizes[family])) / 16
+    return F.logsigmoid(torch.randn(sizes[kind])) / 16
 
 
 def softmax_candidate(shape: tuple[int, ...]) -> Candidate:
@@ -146,10 +153,12 @@ def decode_microseconds(family: str, shape: tuple[int, ...], steps: int = 50) ->
     q, k = torch.randn(2, 1, 1, heads, key_width)
     v = torch.randn(1, 1, heads, value_width)
     decay = log_decay(family, (1, 1, heads, key_width, value_width))
+    k = F.normalize(k, dim=3)
+    beta = torch.rand(1, 1, heads) if family.startswith("delta_") else None
     state, times = None, []
     for _ in range(steps):
         start = time.perf_counter()
-        _, state = linear_attention(q, k, v, decay, state=state)
+        _, state = linear_attention(q, k, v, decay, beta, state=state)
         times.append(time.perf_counter() - start)
     return 1e6 * statistics.median(times)
 

@@ -19,7 +19,7 @@ from data.index import INDEX_FILE, TOKENIZER_FILE, Index, read_index
 RECORD = "data.json"
 
 # The choices that `python -m data.prepare` makes when nothing is typed (conf/prepare.yaml).
-_DEFAULTS = {"data": "stdlib", "tokenizer": "sentencepiece_4k"}
+_DEFAULTS = {"data": "stdlib", "tokenizer": "sentencepiece_2k"}
 
 
 def bind(run: Path, folder: Path, index: Index) -> None:

@@ -20,6 +20,7 @@ class Backend(Protocol):
         k: Tensor,
         v: Tensor,
         decay: Tensor | None,
+        beta: Tensor | None,
         *,
         scale: float,
         normalize: bool,
@@ -51,18 +52,24 @@ def linear_attention(
     chunk_size: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, LinearState]:
-    """Run S_t = D_t S_{t-1} + k_t v_t^T, y_t = scale q_t^T S_t over T tokens.
+    """Run S_t = S' + k_t v_t^T with S' = D_t S_{t-1}, and y_t = scale q_t^T S_t, over T tokens.
+
+    With `beta`, the delta rule (Schlag et al., 2021): what is written is not v_t but how far it is
+    from what the state holds for k_t, S_t = S' + k_t beta_t (v_t - k_t^T S')^T.
 
     Args:
         q, k: [B, T, H, K], feature maps already applied; any strides.
         v: [B, T, H, V]; q, k and v share one dtype: bfloat16, float16, float32 or float64. Large
             products take bfloat16 operands for bfloat16 inputs; for float16, whose range is too
-            small for long sums, float32 ones.
+            small for long sums, and for the delta rule, whose writes undo earlier ones, float32.
         decay: natural logarithm of D_t, float32 (float64 with float64 inputs), finite, <= 0.
             None, or [H] (constant per head), [B, T, H] (scalar per token), [B, T, H, K] (one per
             key channel). Values above 0 are a mistake that is not looked for: a check would stall
             a GPU.
-        beta: reserved for the delta rule; must be None in this version.
+        beta: [B, T, H], strength of each write of the delta rule, in the type of decays; None for
+            the additive write. The state is multiplied by I - beta_t k_t k_t^T, which is stable
+            for 0 <= beta_t |k_t|^2 <= 2: L2-normalised keys and beta up to 2 (not checked, for the
+            same reason as decay). Not together with `normalize`.
         scale: multiplies q; cancels and has no effect when `normalize` is set.
         normalize: divide by q_t^T z_t, z_t = D_t z_{t-1} + k_t. Where that denominator is
             exactly 0 the output is 0 and passes no gradient. Meant for kernels q.k that are
@@ -87,8 +94,9 @@ def linear_attention(
         ValueError: for any argument outside this contract.
     """
     _check_inputs(q, k, v, scale)
-    run = _choose_backend(backend, q)
-    _check_decay(q, decay, beta)
+    run = _choose_backend(backend, q, beta)
+    _check_decay(q, decay)
+    _check_beta(q, beta, normalize)
     _check_segments(q, segments)
     _check_state(q, v, normalize, segments, state)
     _check_chunk_size(chunk_size)
@@ -99,6 +107,7 @@ def linear_attention(
         k,
         v,
         decay,
+        beta,
         scale=float(scale),
         normalize=normalize,
         segments=segments,
@@ -107,13 +116,13 @@ def linear_attention(
     )
 
 
-def _choose_backend(name: str, q: Tensor) -> Backend:
+def _choose_backend(name: str, q: Tensor, beta: Tensor | None) -> Backend:
     if name == "auto":
-        on_gpu = q.device.type == "cuda" and refusal(q) is None
+        on_gpu = q.device.type == "cuda" and refusal(q, beta) is None
         return BACKENDS["triton" if on_gpu else "torch"]
     if name not in BACKENDS:
         raise ValueError(f"backend={name!r} is unknown; use one of {['auto', *BACKENDS]}")
-    if name == "triton" and (reason := refusal(q)) is not None:
+    if name == "triton" and (reason := refusal(q, beta)) is not None:
         raise ValueError(f"backend='triton' {reason}")
     return BACKENDS[name]
 
@@ -135,12 +144,7 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         raise ValueError(f"scale must be a Python number, got {type(scale).__name__}: scale q")
 
 
-def _check_decay(q: Tensor, decay: Tensor | None, beta: Tensor | None) -> None:
-    if beta is not None:
-        raise ValueError(
-            "beta selects the delta rule, which is not available in this version; "
-            "pass beta=None for the additive write"
-        )
+def _check_decay(q: Tensor, decay: Tensor | None) -> None:
     if decay is None:
         return
     batch, length, heads, width = q.shape
@@ -151,6 +155,18 @@ def _check_decay(q: Tensor, decay: Tensor | None, beta: Tensor | None) -> None:
             f"[H] = {allowed[0]}, [B, T, H] = {allowed[1]} or [B, T, H, K] = {allowed[2]}"
         )
     _check_work_tensor("decay", decay, q, "16-bit decays round to 1")
+
+
+def _check_beta(q: Tensor, beta: Tensor | None, normalize: bool) -> None:
+    if beta is None:
+        return
+    if normalize:
+        raise ValueError(
+            "normalize=True is given with beta: the delta rule writes with signed weights, whose "
+            "sum may vanish; pass normalize=False, or beta=None for the additive write"
+        )
+    _check_shape("beta", beta, tuple(q.shape[:3]), "[B, T, H]")
+    _check_work_tensor("beta", beta, q, "16-bit strengths round off what a write corrects")
 
 
 def _check_segments(q: Tensor, segments: Tensor | None) -> None:

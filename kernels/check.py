@@ -4,10 +4,11 @@
     python -m kernels.check --device cpu
     python -m kernels.check --device cuda
 
-Every decay family, input type, range of gates and packing, with and without normalisation: the
-largest relative error of outputs, states and all gradients beside its budget. The command fails if
-one is missed. Compilers have produced wrong code for single GPU generations (see
-fla-org/flash-linear-attention#640 and #984), so training runs `check_model_kernels` at its start.
+Every family (decay; additive write or delta rule), input type, range of gates and packing, with and
+without normalisation, through the backend that a GPU runs it on: the largest relative error of
+outputs, states and all gradients beside its budget. The command fails if one is missed. Compilers
+have produced wrong code for single GPU generations (see fla-org/flash-linear-attention#640 and
+#984), so training runs `check_model_kernels` at its start.
 """
 
 import argparse
@@ -19,12 +20,16 @@ from dataclasses import dataclass
 import torch
 
 from kernels.problems import (
+    FAMILIES,
+    STRENGTHS,
     Problem,
+    can_normalize,
     make_problem,
     outputs_and_gradients,
     query_gradient_of_numerators,
     relative_error,
 )
+from kernels.triton_backend import refusal
 
 GATES_AT_START = ("mild", "half")
 BUDGETS = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -46,6 +51,7 @@ class Case:
     length: int
     key_width: int
     value_width: int
+    strengths: str = "uniform"  # of the delta rule's writes
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Result:
     """The worst error of a case, and whose it is."""
 
     case: Case
+    backend: str
     tensor: str
     error: float
 
@@ -70,18 +77,22 @@ def cases(full_size: bool) -> Iterator[Case]:
     widths = [(64, 64), (128, 128), (96, 80), (256, 256)] if full_size else [(16, 16), (48, 20)]
     lengths = [1, 300, 1030] if full_size else [1, 70, 130]
     number = 0
-    for family in ("none", "head", "scalar", "channel"):
-        ranges = ("zero",) if family == "none" else ("mild", "half", "all_20", "uniform")
+    for family in FAMILIES:
+        ranges = ("zero",) if family.endswith("none") else ("mild", "half", "all_20", "uniform")
         for gates in ranges:
             for dtype in BUDGETS:
                 width = widths[number % len(widths)]
                 length = lengths[(number // 2) % len(lengths)]
-                yield Case(family, dtype, gates, number % 3 == 0, number % 2 == 0, length, *width)
+                normalize = can_normalize(family) and number % 3 == 0
+                strengths = STRENGTHS[number % len(STRENGTHS)]
+                yield Case(
+                    family, dtype, gates, normalize, number % 2 == 0, length, *width, strengths
+                )
                 number += 1
 
 
 def check(case: Case, device: str) -> Result:
-    """Runs one case with the `triton` backend and with the float64 reference."""
+    """One case through `triton`, or `torch` where that refuses, and the float64 reference."""
     problem = make_problem(
         case.family,
         batch=1,
@@ -89,13 +100,15 @@ def check(case: Case, device: str) -> Result:
         key_width=case.key_width,
         value_width=case.value_width,
         gates=case.gates,
+        strengths=case.strengths,
         normalize=case.normalize,
         segments=case.segments,
         seed=case.length,
     )
     problem = problem.to(device).cast(case.dtype)
     exact_problem = problem.cast(torch.float64)
-    actual = outputs_and_gradients(problem, backend="triton", upstream=case.dtype)
+    backend = "triton" if refusal(problem.q, problem.beta) is None else "torch"
+    actual = outputs_and_gradients(problem, backend=backend, upstream=case.dtype)
     exact = outputs_and_gradients(exact_problem, backend="reference", upstream=case.dtype)
     floors = _floors(exact_problem)
     errors = {
@@ -103,7 +116,7 @@ def check(case: Case, device: str) -> Result:
         for name, expected in exact.items()
     }
     worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-    return Result(case, worst, errors[worst])
+    return Result(case, backend, worst, errors[worst])
 
 
 def _floors(problem: Problem) -> dict[str, float]:
@@ -118,22 +131,22 @@ def check_model_kernels(
     """The short form for the start of training: the very kernels that the model will launch.
 
     Args:
-        widths: (decay family, key width, value width, normalised) of each kind of mixer.
+        widths: (family, key width, value width, normalised) of each kind of mixer.
 
     Raises:
         KernelError: one misses its budget; names it, and what to do.
     """
     for family, key_width, value_width, normalize in sorted(widths):
-        for gates in ("zero",) if family == "none" else GATES_AT_START:
+        for gates in ("zero",) if family.endswith("none") else GATES_AT_START:
             case = Case(family, dtype, gates, normalize, True, 200, key_width, value_width)
             result = check(case, device)
             if not result.passed:
                 raise KernelError(
-                    f"the Triton kernels compute wrong values on this machine: decay {family}, "
-                    f"widths {key_width} and {value_width}, {_name(dtype)}: relative error "
-                    f"{result.error:.1e} of {result.tensor}, budget {result.budget:.0e}. Run "
-                    "python -m kernels.check for the whole table, try another version of triton, "
-                    "and report both"
+                    f"the kernels compute wrong values on this machine: family {family}, backend "
+                    f"{result.backend}, widths {key_width} and {value_width}, {_name(dtype)}: "
+                    f"relative error {result.error:.1e} of {result.tensor}, budget "
+                    f"{result.budget:.0e}. Run python -m kernels.check for the whole table, try "
+                    "another version of triton, and report both"
                 )
 
 
@@ -161,15 +174,16 @@ def main(arguments: list[str] | None = None) -> int:
     bar = tqdm(todo, "check", disable=not sys.stderr.isatty())
     results = [check(case, device) for case in bar]
     table = Table(
-        "decay", "gates", "dtype", "T", "K, V", "normalised", "packed", "worst", "error", "budget",
-        "", title=_where(device),
+        "family", "gates", "backend", "dtype", "T", "K, V", "normalised", "packed", "worst",
+        "error", "budget", "", title=_where(device),
     )  # fmt: skip
     for r in results:
         c = r.case
         table.add_row(
-            c.family, c.gates, _name(c.dtype), str(c.length), f"{c.key_width}, {c.value_width}",
-            "yes" if c.normalize else "", "yes" if c.segments else "", r.tensor, f"{r.error:.1e}",
-            f"{r.budget:.0e}", "" if r.passed else "MISSED",
+            c.family, c.gates, r.backend, _name(c.dtype), str(c.length),
+            f"{c.key_width}, {c.value_width}", "yes" if c.normalize else "",
+            "yes" if c.segments else "", r.tensor, f"{r.error:.1e}", f"{r.budget:.0e}",
+            "" if r.passed else "MISSED",
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     missed = sum(not r.passed for r in results)

@@ -12,8 +12,10 @@ from torch import Tensor
 from kernels.api import linear_attention
 from kernels.state import LinearState
 
-FAMILIES = ["none", "head", "scalar", "channel"]
+DECAYS = ["none", "head", "scalar", "channel"]
+FAMILIES = [*DECAYS, *(f"delta_{decay}" for decay in DECAYS)]  # additive, then the delta rule
 GATES = ["zero", "mild", "uniform", "half", "all_200", "all_20"]
+STRENGTHS = ["near_0", "uniform", "near_2", "half"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,15 @@ class Problem:
     k: Tensor
     v: Tensor
     decay: Tensor | None
+    beta: Tensor | None
     S: Tensor
     z: Tensor | None
     segments: Tensor | None
     state_segment: Tensor | None
 
     def leaves(self) -> dict[str, Tensor]:
-        tensors = {name: getattr(self, name) for name in ("q", "k", "v", "decay", "S", "z")}
+        names = ("q", "k", "v", "decay", "beta", "S", "z")
+        tensors = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def to(self, device: str | torch.device) -> "Problem":
@@ -38,7 +42,7 @@ class Problem:
         return replace(self, **tensors)
 
     def cast(self, dtype: torch.dtype) -> "Problem":
-        """Inputs in `dtype`; decays and states in float32, or float64 when that is asked for."""
+        """Inputs in `dtype`; all else in float32, or in float64 when that is asked for."""
         work = torch.float64 if dtype == torch.float64 else torch.float32
         changes = {
             name: tensor.detach().to(dtype if name in "qkv" else work)
@@ -59,6 +63,22 @@ def log_decays(gates: str, shape: tuple[int, ...]) -> Tensor:
     }[gates]
 
 
+def write_strengths(kind: str, shape: tuple[int, ...]) -> Tensor:
+    """Between 0 and 2, which is stable for keys of length 1."""
+    rand = torch.rand(shape)
+    return {
+        "near_0": rand / 1000,
+        "uniform": 2 * rand,
+        "near_2": 2 - rand / 1000,
+        "half": torch.where(rand < 0.5, 0.001, 1.999),
+    }[kind]
+
+
+def can_normalize(family: str) -> bool:
+    """Whether a denominator makes sense: not for the delta rule."""
+    return family in DECAYS
+
+
 def make_problem(
     family: str,
     *,
@@ -68,11 +88,16 @@ def make_problem(
     key_width: int = 5,
     value_width: int = 7,
     gates: str = "mild",
+    strengths: str = "uniform",
+    distinct_keys: int | None = None,
     normalize: bool = False,
     segments: bool = False,
     seed: int = 0,
 ) -> Problem:
-    """Float32, signed; with `normalize` q, k and z are positive, as the denominator demands."""
+    """Float32, signed; with `normalize` q, k and z are positive, as the denominator demands.
+
+    Keys of the delta rule have length 1. distinct_keys: so many keys are repeated over and over.
+    """
     torch.manual_seed(seed)
     q, k = torch.randn(2, batch, length, heads, key_width)
     v = torch.randn(batch, length, heads, value_width)
@@ -80,11 +105,18 @@ def make_problem(
     z = torch.rand(batch, heads, key_width) + 0.5 if normalize else None
     if normalize:
         q, k = q.abs() + 0.1, k.abs() + 0.1
-    shape = {"head": (heads,), "scalar": q.shape[:3], "channel": q.shape}.get(family)
+    if distinct_keys is not None:
+        k = k[:, torch.arange(length) % distinct_keys]
+    shapes = {"head": (heads,), "scalar": q.shape[:3], "channel": q.shape}
+    shape = shapes.get(family.removeprefix("delta_"))
     decay = None if shape is None else log_decays(gates, tuple(shape))
+    beta = None
+    if family.startswith("delta_"):
+        k = torch.nn.functional.normalize(k, dim=3)
+        beta = write_strengths(strengths, tuple(q.shape[:3]))
     documents = 3 + (torch.rand(batch, length) < 0.1).long().cumsum(1) if segments else None
     state_segment = torch.full((batch,), 3) if segments else None
-    return Problem(q, k, v, decay, S, z, documents, state_segment)
+    return Problem(q, k, v, decay, beta, S, z, documents, state_segment)
 
 
 def call(
@@ -96,6 +128,7 @@ def call(
         problem.k,
         problem.v,
         problem.decay,
+        problem.beta,
         normalize=problem.z is not None,
         segments=problem.segments,
         state=state,

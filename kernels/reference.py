@@ -1,7 +1,7 @@
 """The recurrence one token at a time: the oracle, and the decoding step.
 
-    S_t = D_t S_{t-1} + k_t v_t^T      z_t = D_t z_{t-1} + k_t
-    y_t = scale * q_t^T S_t            or, normalised, q_t^T S_t / q_t^T z_t
+    S_t = S' + k_t u_t^T      S' = D_t S_{t-1}; u_t = v_t, or beta_t (v_t - k_t^T S') (delta rule)
+    y_t = scale * q_t^T S_t   or, normalised, q_t^T S_t / q_t^T z_t with z_t = D_t z_{t-1} + k_t
 
 Runs in float32, or in float64 when the inputs are float64, and is differentiable by autograd.
 Products are written element by element, so that autocast never touches them.
@@ -18,6 +18,7 @@ def reference_attention(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    beta: Tensor | None,
     *,
     scale: float,
     normalize: bool,
@@ -42,7 +43,10 @@ def reference_attention(
             kept = _kept_fraction(decay, t)
             S = S * kept[..., None]
             z = None if z is None else z * kept
-        S = S + k[:, t, :, :, None] * values[:, t, :, None, :]
+        written = values[:, t]
+        if beta is not None:
+            written = beta[:, t, :, None] * (written - (k[:, t, :, :, None] * S).sum(-2))
+        S = S + k[:, t, :, :, None] * written[:, :, None, :]
         y = (q[:, t, :, :, None] * S).sum(-2)
         if z is None:
             outputs.append(y * scale)

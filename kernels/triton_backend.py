@@ -12,15 +12,19 @@ from torch import Tensor
 from kernels.state import LinearState
 
 
-def triton_attention(*arguments: Any, **options: Any) -> tuple[Tensor, LinearState]:
-    """See `kernels.triton.ops.triton_attention`."""
+def triton_attention(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, **options: Any
+) -> tuple[Tensor, LinearState]:
+    """See `kernels.triton.ops.triton_attention`; `refusal` has seen to it that beta is None."""
     from kernels.triton.ops import triton_attention
 
-    return triton_attention(*arguments, **options)
+    return triton_attention(q, k, v, decay, **options)
 
 
-def refusal(q: Tensor) -> str | None:
+def refusal(q: Tensor, beta: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs; None if they can."""
+    if beta is not None:
+        return "has no kernels for the delta rule (beta); use backend='torch' or 'auto'"
     if q.dtype == torch.float64:
         return "has no float64; use backend='torch' or 'reference'"
     if torch.compiler.is_compiling():

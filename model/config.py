@@ -6,15 +6,16 @@ from pydantic import Field, model_validator
 
 from conf.settings import Count, CountOrZero, Positive, Settings
 
-DecayName = Literal["none", "retnet", "learned", "gla"]
+DecayName = Literal["none", "retnet", "learned", "gla", "mamba2", "kda", "kda_bounded"]
 FeatureMapName = Literal["identity", "elu1", "relu", "silu"]
 
 # Options that only some decays read; giving one to another decay is an error, not silence.
 _DECAY_OPTIONS = {
-    "decay_rank": ("gla",),
+    "decay_rank": ("gla", "kda", "kda_bounded"),
     "decay_temperature": ("gla",),
-    "memory_length": ("gla", "learned"),
+    "memory_length": ("gla", "learned", "mamba2", "kda", "kda_bounded"),
 }
+KDA_BOUND = 5.0  # kda_bounded: no log-decay is below -5
 # Feature maps whose kernel phi(q).phi(k) is never negative, so that a denominator is allowed.
 _NON_NEGATIVE_MAPS = ("elu1", "relu")
 
@@ -70,20 +71,35 @@ class SoftmaxSettings(Settings):
 
 
 class LinearSettings(Settings):
-    """The linear-time mixer: S_t = D_t S_{t-1} + phi(k_t) v_t^T, y_t = phi(q_t)^T S_t."""
+    """The linear-time mixer: S_t = S' + phi(k_t) u_t^T, S' = D_t S_{t-1}, y_t = phi(q_t)^T S_t.
+
+    u_t is v_t (write: additive) or beta_t (v_t - S'^T phi(k_t)) (write: delta).
+    """
 
     kind: Literal["linear"]
     heads: Count
     expand_k: Positive = Field(description="total key width as a multiple of d_model")
     expand_v: Positive = Field(description="total value width as a multiple of d_model")
+    write: Literal["additive", "delta"] = Field(
+        description="additive: the value; delta: what the state holds for the key is moved towards "
+        "the value by the fraction beta"
+    )
+    beta_max: Literal[1, 2] | None = Field(
+        description="delta: beta = beta_max sigmoid(x W + b); 2 lets a write reflect the state "
+        "(negative eigenvalues)"
+    )
+    qk_norm: bool = Field(description="L2 norm of queries and keys after the feature map")
     decay: DecayName
-    decay_rank: Count | None = Field(description="gla: rank of the gate projection; null: 16")
+    decay_rank: Count | None = Field(
+        description="rank of the gate projection; null: 16 for gla, the width of a value head for "
+        "kda and kda_bounded"
+    )
     decay_temperature: Positive | None = Field(
         description="gla: log-decay = logsigmoid(gate) / temperature; null: 16"
     )
     memory_length: list[Positive] | None = Field(
-        description="gla, learned: [shortest, longest] memory in tokens at the start of training, "
-        "spread evenly in the logarithm over channels or heads; null: [16, 512]"
+        description="learned decays: [shortest, longest] memory in tokens at the start of "
+        "training, spread evenly in the logarithm over channels or heads; null: [16, 512]"
     )
     feature_map: FeatureMapName
     normalize: bool = Field(description="divide by the sum of the weights phi(q).phi(k)")
@@ -107,6 +123,19 @@ class LinearSettings(Settings):
                 f"memory_length={lengths}: give two numbers of tokens, the shorter first, "
                 "such as [16,512]"
             )
+        if self.decay == "kda_bounded" and lengths is not None and lengths[0] * KDA_BOUND <= 1:
+            raise ValueError(
+                f"memory_length={lengths} with decay=kda_bounded: its log-decays stay above "
+                f"-{KDA_BOUND:g}, so that memories are longer than {1 / KDA_BOUND:g} tokens; give "
+                "longer ones, or decay=kda"
+            )
+        if self.write == "delta":
+            self._check_delta()
+        elif self.beta_max is not None:
+            raise ValueError(
+                f"beta_max={self.beta_max} is not read by write=additive; leave beta_max=null, or "
+                "use write=delta"
+            )
         if self.normalize and self.feature_map not in _NON_NEGATIVE_MAPS:
             raise ValueError(
                 f"normalize=true needs a feature map with a non-negative kernel, and "
@@ -119,6 +148,19 @@ class LinearSettings(Settings):
                 "kernel, so that the denominator may vanish; use rope_base=null or normalize=false"
             )
         return self
+
+    def _check_delta(self) -> None:
+        if self.normalize:
+            raise ValueError(
+                "normalize=true with write=delta: the delta rule writes with signed weights, so "
+                "that the denominator may vanish; use normalize=false, or write=additive"
+            )
+        if not self.qk_norm or self.beta_max is None:
+            raise ValueError(
+                f"write=delta with qk_norm={str(self.qk_norm).lower()}, "
+                f"beta_max={'null' if self.beta_max is None else self.beta_max}: the state stays "
+                "bounded where beta |phi(k)|^2 is at most 2; use qk_norm=true with beta_max=1 or 2"
+            )
 
 
 MixerSettings = Annotated[SoftmaxSettings | LinearSettings, Field(discriminator="kind")]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import LinearSettings
+from model.config import KDA_BOUND, LinearSettings
 
 DEFAULT_MEMORY = (16.0, 512.0)
 
@@ -105,11 +105,88 @@ class GLADecay(nn.Module):
             self.up.bias.copy_(log_gate - torch.log(-torch.expm1(log_gate)))
 
 
+class Mamba2Decay(nn.Module):
+    """Per head and token: -exp(A_h) softplus(x W + b) (Dao and Gu, 2024; Gated DeltaNet, 2025).
+
+    exp(A) starts at 1, and the biases where softplus(b) = 1 / M with the memory lengths of the
+    heads spread between the two ends of `memory_length`.
+    """
+
+    family = "scalar"
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+        super().__init__()
+        self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
+        self.gate = nn.Linear(d_model, settings.heads, bias=False)
+        self.bias = nn.Parameter(torch.empty(settings.heads))
+        self.log_rate = nn.Parameter(torch.empty(settings.heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = F.softplus(self.gate(x).float() + self.bias.float())
+        return -self.log_rate.float().exp() * steps
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.log_rate)
+        rate = 1 / _log_spaced(self.memory, self.bias.numel())
+        with torch.no_grad():
+            self.bias.copy_(torch.log(torch.expm1(rate)))
+
+
+class KDADecay(nn.Module):
+    """Per key channel and token: -exp(A_h) softplus(x W1 W2 + b) (Kimi Linear, 2025).
+
+    The rank of W1 W2 is the width of a value head unless `decay_rank` is given. Starts as
+    `Mamba2Decay`, every head with the whole range of memory lengths.
+    """
+
+    family = "channel"
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+        super().__init__()
+        self.heads = settings.heads
+        self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
+        rank = settings.decay_rank or int(d_model * settings.expand_v) // settings.heads
+        self.down = nn.Linear(d_model, rank, bias=False)
+        self.up = nn.Linear(rank, key_dim, bias=False)
+        self.bias = nn.Parameter(torch.empty(key_dim))
+        self.log_rate = nn.Parameter(torch.empty(settings.heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.up(self.down(x)).float() + self.bias.float()
+        return self.log_decay(gate.unflatten(-1, (self.heads, -1)), self.log_rate.float().exp())
+
+    def log_decay(self, gate_bthk: Tensor, rate_h: Tensor) -> Tensor:
+        return -rate_h[:, None] * F.softplus(gate_bthk)
+
+    def bias_of(self, rate: Tensor) -> Tensor:
+        """Where log_decay(bias, 1) = -rate."""
+        return torch.log(torch.expm1(rate))
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.log_rate)
+        memory = _log_spaced(self.memory, self.bias.numel() // self.heads).repeat(self.heads)
+        with torch.no_grad():
+            self.bias.copy_(self.bias_of(1 / memory))
+
+
+class BoundedKDADecay(KDADecay):
+    """`KDADecay` with -5 sigmoid(exp(A_h) (x W1 W2 + b)): a token keeps at least exp(-5)."""
+
+    def log_decay(self, gate_bthk: Tensor, rate_h: Tensor) -> Tensor:
+        return -KDA_BOUND * torch.sigmoid(rate_h[:, None] * gate_bthk)
+
+    def bias_of(self, rate: Tensor) -> Tensor:
+        return torch.logit(rate / KDA_BOUND)
+
+
 DECAYS: dict[str, type[nn.Module]] = {
     "none": NoDecay,
     "retnet": RetNetDecay,
     "learned": LearnedDecay,
     "gla": GLADecay,
+    "mamba2": Mamba2Decay,
+    "kda": KDADecay,
+    "kda_bounded": BoundedKDADecay,
 }
 
 

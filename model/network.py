@@ -9,8 +9,12 @@ from model.cache import Cache, advance
 from model.config import ModelSettings
 from model.layers import RMSNorm, SwiGLU
 from model.mixers import build_mixer
+from model.mixers.softmax import SoftmaxMixer
 from model.pattern import expand
 from model.sequence import SequenceInfo
+
+# Measured from 0.04 to 0.24 on the quickstart: the loss after 110 steps falls up to here.
+_RECALL_STD = 0.17
 
 
 class Block(nn.Module):
@@ -59,6 +63,8 @@ class LanguageModel(nn.Module):
 
         segments: int [B, T] document numbers, non-decreasing along a row; None: one document.
         """
+        if segments is not None and segments.device.type == "cpu" and _one_document(segments):
+            segments = None  # masks would be all ones
         info = SequenceInfo.of(tokens, segments)
         for module in self.modules():
             if hasattr(module, "prepare"):
@@ -129,7 +135,19 @@ class LanguageModel(nn.Module):
         for module in self.modules():
             if hasattr(module, "init_weights") and module is not self:
                 module.init_weights()
+        self._read_what_is_recalled()
         assert not self.settings.tie_embeddings or self.head.weight is self.embedding.weight
+
+    def _read_what_is_recalled(self) -> None:
+        """Lets the head predict the token that the last layer with `recall_init` has looked up.
+
+        A tied head stays: it would predict the current token, which the stream holds as it is.
+        """
+        mixers = [module for module in self.blocks.modules() if isinstance(module, SoftmaxMixer)]
+        mixers = [mixer for mixer in mixers if mixer.recall_init]
+        if mixers and not self.settings.tie_embeddings:
+            rows = self.embedding.weight @ mixers[-1].recalled().T
+            self.head.weight.add_(rows * (_RECALL_STD / rows.std()))
 
     def num_parameters(self) -> int:
         """Number of trained values; a tied head counts once."""
@@ -146,3 +164,8 @@ class LanguageModel(nn.Module):
             ffn = sum(p.numel() for p in block.ffn.parameters())
             total += block.mixer.flops_per_token(length) + 2 * ffn
         return total
+
+
+def _one_document(segments: Tensor) -> bool:
+    """Whether every row is one document. Reads the tensor's values: a GPU would have to wait."""
+    return bool((segments[:, :1] == segments[:, -1:]).all())

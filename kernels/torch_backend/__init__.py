@@ -5,7 +5,8 @@ chunk to chunk in sequence. bfloat16 inputs are multiplied as bfloat16, on any d
 bfloat16 units emulates that slowly); decays, weights, denominators, states and all sums across
 products stay float32. float16 inputs are multiplied in float32: sums over a long row leave the
 range of float16. So are bfloat16 inputs where rounded operands would show: for a learned decay per
-head, and in those gradients of a normalised output that are differences from a mean.
+head, in those gradients of a normalised output that are differences from a mean, and with the delta
+rule.
 """
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from kernels.reference import reference_attention
 from kernels.state import LinearState, divide_or_zero, empty_state, work_dtype
-from kernels.torch_backend.channel import channel_chunks
+from kernels.torch_backend.additive import additive_chunks
+from kernels.torch_backend.delta import delta_chunks
 from kernels.torch_backend.layout import document_masks, from_chunks, to_chunks
-from kernels.torch_backend.scalar import scalar_chunks
 
 # Measured with benchmarks/torch_backend.py: small chunks waste less on the causal triangle, but
 # each has a state of its own, which is large when keys and values are wide.
@@ -28,6 +29,7 @@ def torch_attention(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    beta: Tensor | None,
     *,
     scale: float,
     normalize: bool,
@@ -39,10 +41,10 @@ def torch_attention(
     with torch.autocast(q.device.type, enabled=False):
         if q.shape[1] <= STEPPED_LENGTH:
             return reference_attention(
-                q, k, v, decay, scale=scale, normalize=normalize, segments=segments,
+                q, k, v, decay, beta, scale=scale, normalize=normalize, segments=segments,
                 state=state, chunk_size=chunk_size,
             )  # fmt: skip
-        return _chunked(q, k, v, decay, scale, normalize, segments, state, chunk_size)
+        return _chunked(q, k, v, decay, beta, scale, normalize, segments, state, chunk_size)
 
 
 def _chunked(
@@ -50,6 +52,7 @@ def _chunked(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    beta: Tensor | None,
     scale: float,
     normalize: bool,
     segments: Tensor | None,
@@ -57,12 +60,11 @@ def _chunked(
     chunk_size: int | None,
 ) -> tuple[Tensor, LinearState]:
     length, value_width, work = q.shape[1], v.shape[3], work_dtype(v.dtype)
-    family = "constant" if decay is None or decay.dim() == 1 else "token"
-    family = "channel" if decay is not None and decay.dim() == 4 else family
+    per_token = decay is not None and decay.dim() > 1
     if chunk_size is None:
         narrow = max(q.shape[3], value_width) <= NARROW_WIDTH
         chunk_size = NARROW_CHUNK if narrow else WIDE_CHUNK
-    chunk = _chunk_length(length, chunk_size, family)
+    chunk = _chunk_length(length, chunk_size, per_token)
     S, z, segment = empty_state(q, v, normalize) if state is None else state
     values = v
     if normalize:
@@ -73,12 +75,13 @@ def _chunked(
     queries, keys, values = (to_chunks(x, chunk, work) for x in (q, k, values))
     if scale != 1.0 and not normalize:
         queries = queries * scale
-    gates = decay if family == "constant" else to_chunks(decay, chunk, work)
-    dtype = _operand_dtype(v.dtype, decay)
-    if family == "channel":
-        out, S = channel_chunks(queries, keys, values, gates, S, masks, dtype, normalize)
+    gates = to_chunks(decay, chunk, work) if per_token else decay
+    if beta is None:
+        dtype = _operand_dtype(v.dtype, decay)
+        out, S = additive_chunks(queries, keys, values, gates, S, length, masks, dtype, normalize)
     else:
-        out, S = scalar_chunks(queries, keys, values, gates, S, masks, length, dtype, normalize)
+        strengths = to_chunks(beta, chunk, work)
+        out, S = delta_chunks(queries, keys, values, gates, strengths, S, length, masks)
     out = from_chunks(out, length)
     z = None
     if normalize:
@@ -89,7 +92,7 @@ def _chunked(
 
 
 def _operand_dtype(inputs: torch.dtype, decay: Tensor | None) -> torch.dtype:
-    """The type in which large products take their operands.
+    """The type in which the large products of the additive write take their operands.
 
     The gradient of a per-head decay sums signed terms over all tokens. They may cancel until
     rounding dominates, so that call is multiplied in the working type.
@@ -100,10 +103,10 @@ def _operand_dtype(inputs: torch.dtype, decay: Tensor | None) -> torch.dtype:
     return work_dtype(inputs)
 
 
-def _chunk_length(length: int, chunk_size: int, family: str) -> int:
+def _chunk_length(length: int, chunk_size: int, per_token: bool) -> int:
     """The chunk size, no longer than the row needs.
 
     Decays that differ from token to token are handled by halving: a power of two, rounded up.
     """
     chunk = min(chunk_size, length)
-    return chunk if family == "constant" else 1 << (chunk - 1).bit_length()
+    return 1 << (chunk - 1).bit_length() if per_token else chunk

@@ -4,7 +4,8 @@ Chunks come first: [N, B, H, C, ...]. Every chunk's tensors are then contiguous,
 states but the last" and "all states but the first" of a buffer [N + 1, ...], which lets batched
 matrix products read and write them in place.
 
-Axis letters: N chunks, B batch, H heads, C tokens of a chunk, K key width, V value width.
+Axis letters: N chunks, B batch, H heads, C tokens of a chunk, R rows per token, K key width,
+V value width.
 """
 
 from typing import NamedTuple
@@ -21,6 +22,31 @@ class DocumentMasks(NamedTuple):
     reach_in: Tensor  # [N, B, 1, C]: the query belongs to the document of the incoming state
     reach_out: Tensor  # [N, B, 1, C]: the key belongs to the document of the outgoing state
     carry: Tensor  # [N, B, 1]: both states belong to the same document
+
+
+class Decayed(NamedTuple):
+    """Rows and keys of all chunks with decays and document masks applied.
+
+    A row reads the states: the query of a token, and with the delta rule its key as well. The R
+    rows of a token lie next to each other.
+    """
+
+    scores: Tensor  # [N * B * H, C R, C], row by key of the same chunk, 0 for keys of later tokens
+    rows: Tensor  # [N, B, H, C R, K], decayed from the start of the chunk
+    keys: Tensor  # [N, B, H, C, K], decayed to the end of the chunk
+    kept: Tensor | None  # [N, B * H, 1 or K, 1], what is left of a state; None: all of it
+
+
+class DecayedGradients(NamedTuple):
+    """Gradients of the parts of `Decayed`, with all tokens of a chunk in [N * B * H, C R or C, ..].
+
+    log_kept is the gradient of the logarithm of `kept`, None where the decay needs none.
+    """
+
+    scores: Tensor
+    rows: Tensor
+    keys: Tensor
+    log_kept: Tensor | None  # [N * B * H, K]
 
 
 def to_chunks(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
@@ -58,15 +84,15 @@ def document_masks(
     )
 
 
-def level_blocks(square: Tensor, half: int) -> Tensor:
-    """View of [M, C, C] as the blocks [M, C / (2 half), half, half] of one level of halving.
+def level_blocks(scores: Tensor, half: int) -> Tensor:
+    """View of [M, C R, C] as the blocks [M, C / (2 half), half R, half] of one level of halving.
 
-    Every block of 2 half tokens contributes its lower left quarter: queries of its right half,
-    keys of its left half.
+    Every block of 2 half tokens contributes its lower left quarter: rows of its right half, keys of
+    its left half.
     """
-    count, chunk, _ = square.shape
-    return square.as_strided(
-        (count, chunk // (2 * half), half, half),
-        (chunk * chunk, 2 * half * (chunk + 1), chunk, 1),
-        half * chunk,
+    count, rows, chunk = scores.shape
+    return scores.as_strided(
+        (count, chunk // (2 * half), half * rows // chunk, half),
+        (rows * chunk, 2 * half * (rows + 1), chunk, 1),
+        half * rows,
     )

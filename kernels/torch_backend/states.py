@@ -1,4 +1,5 @@
-"""The recurrence from chunk to chunk, forwards and backwards, shared by all decay families.
+"""The recurrence from chunk to chunk, forwards and backwards, shared by all decay families, and
+its parts by both writes.
 
 One [K, V] state per chunk, batch entry and head, kept in a buffer [N + 1, B * H, K, V]: entry n
 is what chunk n receives, entry n + 1 what it hands on.
@@ -28,12 +29,12 @@ def chunk_states(
         dtype, normalize: as in `products`; sums over chunks stay in the working type.
     """
     num_chunks = keys.shape[0]
-    states = _state_buffer(num_chunks, initial)
+    states = state_buffer(num_chunks, initial)
     states[0].copy_(initial.flatten(0, 1))
     updates = states[1:].flatten(0, 1)
     store_product(updates, keys.flatten(0, 2).mT, values.flatten(0, 2), dtype, normalize)
     for n in range(num_chunks):
-        _accumulate(states[n + 1], states[n], None if kept is None else kept[n])
+        add_decayed(states[n + 1], states[n], None if kept is None else kept[n])
     return states
 
 
@@ -54,21 +55,30 @@ def chunk_state_gradients(
         d_final: [B, H, K, V].
     """
     num_chunks = queries.shape[0]
-    grads = _state_buffer(num_chunks, d_final)
+    grads = state_buffer(num_chunks, d_final)
     grads[num_chunks].copy_(d_final.flatten(0, 1))
     updates = grads[:-1].flatten(0, 1)
     store_product(updates, queries.flatten(0, 2).mT, d_output.flatten(0, 2), dtype, normalize)
     for n in reversed(range(num_chunks)):
-        _accumulate(grads[n], grads[n + 1], None if kept is None else kept[n])
+        add_decayed(grads[n], grads[n + 1], None if kept is None else kept[n])
     return grads
 
 
-def _state_buffer(num_chunks: int, like: Tensor) -> Tensor:
+def log_kept_gradient(states: Tensor, d_states: Tensor, kept: Tensor | None) -> Tensor | None:
+    """[N * B * H, K] gradient of the logarithm of `kept`."""
+    if kept is None:
+        return None
+    return ((states[:-1] * d_states[1:]).sum(3) * kept[..., 0]).flatten(0, 1)
+
+
+def state_buffer(num_chunks: int, like: Tensor) -> Tensor:
+    """Unwritten, for states like [B, H, K, V]."""
     batch, heads, key_width, value_width = like.shape
     return like.new_empty(num_chunks + 1, batch * heads, key_width, value_width)
 
 
-def _accumulate(target: Tensor, source: Tensor, kept: Tensor | None) -> None:
+def add_decayed(target: Tensor, source: Tensor, kept: Tensor | None) -> None:
+    """target += kept * source."""
     if kept is None:
         target.add_(source)
     else:

@@ -1,9 +1,10 @@
-"""The linear-time mixer: one recurrence, chosen by decay, feature map and what is around it.
+"""The linear-time mixer: one recurrence, chosen by decay, write, feature map and surroundings.
 
-    S_t = D_t S_{t-1} + phi(k_t) v_t^T        y_t = phi(q_t)^T S_t  [ / phi(q_t)^T z_t ]
+    S_t = S' + phi(k_t) u_t^T      S' = D_t S_{t-1}      y_t = phi(q_t)^T S_t [ / phi(q_t)^T z_t ]
+    u_t = v_t (additive write), or beta_t (v_t - S'^T phi(k_t)) (delta rule)
 
-GLA, RetNet and the linear transformer are presets of this class (conf/mixer/), not classes. The
-recurrence itself is `kernels.linear_attention`.
+GLA, RetNet, the linear transformer, DeltaNet, Gated DeltaNet and KDA are presets of this class
+(conf/mixer/), not classes. The recurrence itself is `kernels.linear_attention`.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from kernels import LinearState, linear_attention
 from model.config import LinearSettings
 from model.decays import DECAYS
 from model.feature_maps import FEATURE_MAPS
-from model.layers import ConvState, RMSNorm, ShortConv
+from model.layers import ConvState, RMSNorm, ShortConv, l2_norm
 from model.sequence import SequenceInfo, rotate
 
 
@@ -53,6 +54,7 @@ class LinearMixer(nn.Module):
             self.conv_v = ShortConv(value_dim, settings.conv_width)
         self.feature_map = FEATURE_MAPS[settings.feature_map]()
         self.decay = DECAYS[settings.decay](settings, d_model, key_dim)
+        self.beta = nn.Linear(d_model, self.heads) if settings.write == "delta" else None
         self.norm = RMSNorm(value_dim // self.heads, norm_eps) if settings.output_norm else None
         self.out = nn.Linear(value_dim, d_model, bias=False)
         self.features = self.feature_map.features(key_dim // self.heads)
@@ -68,14 +70,20 @@ class LinearMixer(nn.Module):
         k, conv_k = self._project(self.k, self.conv_k, x, info, state and state.conv_k, keep_state)
         v, conv_v = self._project(self.v, self.conv_v, x, info, state and state.conv_v, keep_state)
         q, k = self.feature_map(q), self.feature_map(k)
+        if self.settings.qk_norm:
+            q, k = l2_norm(q), l2_norm(k)
         if self.settings.rope_base is not None:
             rotation = info.rotation(self.features, self.settings.rope_base)
             q, k = rotate(q, rotation), rotate(k, rotation)
+        beta = None
+        if self.beta is not None:
+            beta = self.settings.beta_max * self.beta(x).float().sigmoid()
         y, recurrence = linear_attention(
             q,
             k,
             v,
             self.decay(x),
+            beta,
             scale=self.features**-0.5,
             normalize=self.settings.normalize,
             segments=info.segments,
@@ -105,16 +113,19 @@ class LinearMixer(nn.Module):
         return y.unflatten(-1, (self.heads, -1)), kept
 
     def kernel_shape(self) -> tuple[str, int, int, bool]:
-        """(decay family, key width, value width, normalised): what selects the compiled kernel."""
+        """(family, key width, value width, normalised): what selects the compiled kernel."""
         value_width = self.value_dim // self.heads
-        return self.decay.family, self.features, value_width, self.settings.normalize
+        family = self.decay.family if self.beta is None else f"delta_{self.decay.family}"
+        return family, self.features, value_width, self.settings.normalize
 
     def flops_per_token(self, length: int) -> float:
         weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         taps = sum(m.weight.numel() for m in self.modules() if isinstance(m, ShortConv))
-        # Per head: decay the state (1), add k v^T (2), read q^T S (2). Chunked forms spend more
-        # in matrix products; this is the recurrence's own cost, the same at every length.
-        recurrence = 5 * self.features * self.value_dim
+        # Per head: decay the state (1), add k u^T (2), read q^T S (2), with the delta rule k^T S
+        # too (2). Chunked forms spend more in matrix products; this is the recurrence's own cost,
+        # the same at every length.
+        per_entry = 5 if self.beta is None else 7
+        recurrence = per_entry * self.features * self.value_dim
         return 2 * (weights + taps) + recurrence
 
     def state_bytes(self, length: int) -> int:

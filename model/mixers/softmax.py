@@ -43,15 +43,16 @@ class SoftmaxMixer(nn.Module):
                 )
         self.heads, self.kv_heads, self.head_dim = settings.heads, settings.kv_heads, head_dim
         self.rope_base, self.recall_init = settings.rope_base, settings.recall_init
+        self.delayed_heads = -(-self.kv_heads // 2) if self.recall_init else 0
         self.mask = AttentionMask(settings.window, settings.anchors, settings.alibi)
         self.q = nn.Linear(d_model, self.heads * head_dim, bias=False)
         self.k = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
         self.v = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
         self.conv_k = self.conv_v = None
         if settings.conv_width:
-            delayed_heads = -(-self.kv_heads // 2) if self.recall_init else 0
             width, taps = self.kv_heads * head_dim, settings.conv_width
-            self.conv_k = ShortConv(width, taps, silu=False, delayed=delayed_heads * head_dim)
+            delayed = self.delayed_heads * head_dim
+            self.conv_k = ShortConv(width, taps, silu=False, delayed=delayed)
             self.conv_v = ShortConv(width, taps, silu=False)
         self.out = nn.Linear(self.heads * head_dim, d_model, bias=False)
 
@@ -93,13 +94,25 @@ class SoftmaxMixer(nn.Module):
         gain, as trained attention tends to look (Trockman and Kolter, 2023, Mimetic initialization
         of self-attention layers). Half of the key heads see the token before through their
         convolution: their queries find what followed earlier copies of the current token, which is
-        what induction heads have to learn (Olsson et al., 2022).
+        what induction heads have to learn (Olsson et al., 2022). What they find is written to the
+        residual stream whole, turned by a random rotation; the other heads write nothing yet.
         """
         if not self.recall_init:
             return
         nn.init.normal_(self.q.weight, std=self.q.in_features**-0.5)
         heads = self.q.weight.view(self.kv_heads, -1, self.head_dim, self.q.in_features)
         self.k.weight.copy_(heads[:, 0].flatten(0, 1))
+        nn.init.orthogonal_(self.v.weight)
+        nn.init.orthogonal_(self.out.weight)
+        writes = self.out.weight.view(-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
+        writes[:, self.delayed_heads :] = 0
+        writes[:, :, 1:] = 0
+
+    def recalled(self) -> Tensor:
+        """[d_model, d_model] of the start: from a block input to what looking it up writes."""
+        values = self.v.weight.view(self.kv_heads, 1, self.head_dim, -1)
+        values = values.expand(-1, self.heads // self.kv_heads, -1, -1).flatten(0, 2)
+        return self.out.weight @ values
 
     def prepare(self, info: SequenceInfo) -> None:
         if self.rope_base is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from conf.cli import override
 from model.training.run_folder import changed
 
 
@@ -55,7 +56,7 @@ def check_architecture(
     if len(lines) > len(shown):
         shown.append(f"  ... and {len(lines) - len(shown)} more")
     keys = changed(checkpoint.get("model_config", {}), model_config)
-    overrides = " ".join(f"model.{key}={old}" for key, old, _ in keys)
+    overrides = " ".join(override(f"model.{key}", old) for key, old, _ in keys)
     shown += [f"  model.{key}: checkpoint {old!r}, given {new!r}" for key, old, new in keys]
     advice = f"Give the checkpoint's values: {overrides}" if keys else "Use the model it came from"
     raise ValueError(

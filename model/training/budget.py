@@ -20,7 +20,7 @@ from model.training.files import write_atomic
 from model.training.loss import chunked_cross_entropy
 from model.training.optimizers import build_optimizer
 
-_HEADROOM = 0.9
+_HEADROOM = 0.95
 """Share of the minutes that is planned for: machines slow down, and validation takes its part."""
 
 
@@ -28,8 +28,10 @@ def fitting_tokens(trainer: TrainerSettings, tokens_per_second: float) -> int:
     """Tokens of a run: `trainer.tokens`, or the whole steps that fit into `trainer.minutes`."""
     if trainer.minutes is None:
         return trainer.tokens
-    fitting = int(tokens_per_second * trainer.minutes * 60 * _HEADROOM)
-    whole_steps = max(1, fitting // trainer.batch_tokens) * trainer.batch_tokens
+    fitting = tokens_per_second * trainer.minutes * 60 * _HEADROOM
+    if fitting >= trainer.tokens:
+        return trainer.tokens
+    whole_steps = max(1, int(fitting) // trainer.batch_tokens) * trainer.batch_tokens
     return min(trainer.tokens, whole_steps)
 
 
@@ -76,7 +78,8 @@ def training_speed(
     stepper = build_optimizer(optimizer, copied, trainer.precision)
     rows = trainer.micro_batch_rows or trainer.batch_tokens // seq_len
     tokens = torch.randint(model.vocab_size, (rows, seq_len), device=device)
-    segments = torch.zeros_like(tokens)
+    # Two documents per row: one would take shortcuts that few batches can.
+    segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().expand_as(tokens)
     rates = []
     for step in range(1 + steps):  # the first warms up
         start = time.perf_counter()
@@ -86,6 +89,8 @@ def training_speed(
                 hidden, copied.head.weight, tokens.flatten(), trainer.loss_chunk
             )
         loss.backward()
+        gradients = [p.grad for p in copied.parameters() if p.grad is not None]
+        torch.nn.utils.get_total_norm(gradients)
         stepper.step()
         stepper.zero_grad()
         if device.type == "cuda":

@@ -22,8 +22,8 @@ from model.training.schedules import learning_rate_factor
 LN2 = 0.6931471805599453
 
 
-class NonFiniteError(RuntimeError):
-    """Too many optimizer steps in a row had a non-finite gradient."""
+class NonFiniteError(ValueError):
+    """Too many optimizer steps in a row had a non-finite gradient: the settings do not train."""
 
 
 class TrainingModule(L.LightningModule):

@@ -8,10 +8,10 @@ import torch
 from kernels import LinearState, linear_attention
 
 
-def _run(q, k, v, decay, scale, S=None, z=None, normalize=False):
+def _run(q, k, v, decay, scale, S=None, z=None, normalize=False, beta=None):
     state = None if S is None else LinearState(S, z, None)
     out, last = linear_attention(
-        q, k, v, decay, scale=scale, normalize=normalize, state=state, backend="reference"
+        q, k, v, decay, beta, scale=scale, normalize=normalize, state=state, backend="reference"
     )
     return out * FACTOR, last.S
 """
@@ -41,6 +41,24 @@ def naive_recurrent_linear_attn(
     out, S = _run(q, k, v, None, scale, S, z.squeeze(1), normalize=True)
     return out, (S, None)
 """,
+    "delta_rule": """
+def delta_rule_recurrence(q, k, v, beta, initial_state=None, output_final_state=True):
+    q, k, v, beta = (x.transpose(1, 2) for x in (q, k, v, beta))
+    out, S = _run(q, k, v, None, q.shape[-1] ** -0.5, initial_state, beta=beta)
+    return out.transpose(1, 2), S
+""",
+    "gated_delta_rule": """
+def naive_recurrent_gated_delta_rule(
+    q, k, v, beta, g, scale=None, initial_state=None, output_final_state=False
+):
+    return _run(q, k, v, g, scale, initial_state, beta=beta)
+""",
+    "kda": """
+def naive_recurrent_kda(
+    q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False
+):
+    return _run(q, k, v, g, scale, initial_state, beta=beta)
+""",
 }
 
 CHUNKED = {
@@ -64,7 +82,8 @@ def write_fla(folder: Path, factor: float = 1.0) -> Path:
         """,
     )
     write(folder / "fla" / "ops" / "__init__.py", "")
-    for name, operator in CHUNKED.items():
+    for name in FUNCTIONS:
+        operator = CHUNKED.get(name, f"chunk_{name}")
         write(folder / "fla" / "ops" / name / "__init__.py", f"def {operator}(): return {name!r}")
         naive = f"FACTOR = {factor}\n{NAIVE}{FUNCTIONS[name]}"
         write(folder / "fla" / "ops" / name / "naive.py", naive)

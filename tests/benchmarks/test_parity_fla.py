@@ -21,6 +21,9 @@ def shapes(monkeypatch):
         Case("retnet", 1, 20, 2, 8, 8, borders=(0, 7, 20)),
         Case("linear", 2, 20, 2, 8, 8),
         Case("linear", 2, 20, 2, 8, 8, normalize=True),
+        Case("delta", 2, 20, 2, 8, 8),
+        Case("gated_delta", 1, 20, 2, 8, 8, scale=0.1, borders=(0, 7, 20)),
+        Case("kda", 2, 20, 2, 8, 12, divisor=0.1),
     ]
     monkeypatch.setattr(parity_fla, "cases", lambda: small)
     monkeypatch.delenv("TRITON_INTERPRET")
@@ -32,7 +35,7 @@ def test_equal_references_pass_and_the_worst_error_is_printed(shapes, fake_fla, 
     fake_fla()
     assert parity_fla.main([]) == 0
     out = capsys.readouterr().out
-    assert "8 of 8 within 1e-03; 0 shapes left out" in out
+    assert "11 of 11 within 1e-03; 0 shapes left out" in out
     worst = float(out.split("torch: worst relative error ")[1].split()[0])
     assert 0 < worst < 1e-5
 
@@ -54,10 +57,10 @@ def test_16_bit_inputs_have_a_budget_of_their_own(shapes, fake_fla, capsys):
 def test_interpreted_triton_kernels_are_compared_too(shapes, fake_fla, capsys, monkeypatch):
     fake_fla()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(parity_fla, "cases", lambda: shapes[5:6])
+    monkeypatch.setattr(parity_fla, "cases", lambda: [shapes[5], shapes[8]])
     assert parity_fla.main([]) == 0
     out = capsys.readouterr().out
-    assert "2 of 2 within 1e-03" in out
+    assert "3 of 3 within 1e-03" in out
     assert "triton: worst relative error" in out
 
 
@@ -76,12 +79,14 @@ def test_a_limit_below_every_shape_is_a_mistake(shapes, fake_fla, capsys):
 def test_gradients_and_states_are_compared_where_the_reference_has_them(shapes, fake_fla):
     fake_fla()
     columns = {}
-    for case in (shapes[0], shapes[4], shapes[7]):
+    for case in (shapes[0], shapes[4], shapes[7], *shapes[8:]):
         naive = fla_ops.naive_module(parity_fla.FOLDERS[case.op])
         columns[case.op] = set(parity_fla.errors(case, torch.float32, "torch", naive, "cpu"))
-    assert columns["gla"] == set(parity_fla.COLUMNS)
+    assert columns["gla"] == set(parity_fla.COLUMNS) - {"d beta"}
     assert columns["retnet"] == {"out", "d q", "d k", "d v"}
-    assert columns["linear"] == set(parity_fla.COLUMNS) - {"d decay"}
+    assert columns["linear"] == set(parity_fla.COLUMNS) - {"d decay", "d beta"}
+    assert columns["delta"] == set(parity_fla.COLUMNS) - {"d decay"}
+    assert columns["gated_delta"] == columns["kda"] == set(parity_fla.COLUMNS)
 
 
 def test_without_fla_the_command_says_what_to_install(monkeypatch, capsys):

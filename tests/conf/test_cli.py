@@ -42,7 +42,7 @@ from tests.composing import composed
         ("+model.mixers.mine.heads=2", ["model.mixers.mine.kind: missing"]),
         ("~model.d_model", ["model.d_model: missing"]),
         ("model.mixers.retnet.decay_rank=8", ["retnet", "decay_rank=8", "decay=gla"]),
-        ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=4", "1, 2, 4"]),
+        ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=2", "1, 2"]),
         ("optimizer.kind=sgd", ["optimizer.kind='sgd'", "muon, adamw"]),
         ("schedule.warmup=20", None),
         ("schedule.warmup=20%", None),
@@ -53,6 +53,16 @@ from tests.composing import composed
         ("model.mixers.gla.memory_length=[9]", ["memory_length=[9", "two numbers"]),
         ("model.mixers.gla.normalize=true", ["normalize=true", "identity", "elu1"]),
         ("model.mixers.linear.rope_base=1e4", ["normalize=true", "rope_base"]),
+        (
+            "model.mixers.gla.write=delta",
+            ["qk_norm=false, beta_max=null", "use qk_norm=true with beta_max=1 or 2"],
+        ),
+        ("model.mixers.kda.qk_norm=false", ["qk_norm=false, beta_max=1", "at most 2"]),
+        ("model.mixers.kda.beta_max=2", None),
+        ("model.mixers.kda.beta_max=3", ["model.mixers.kda.beta_max=3", "1, 2"]),
+        ("model.mixers.gla.beta_max=2", ["beta_max=2 is not read by write=additive"]),
+        ("model.mixers.deltanet.normalize=true", ["normalize=true with write=delta"]),
+        ("model.mixers.deltanet.memory_length=[4,64]", ["decay=none", "decay=gla or learned"]),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(override, named):

@@ -34,8 +34,8 @@ def data_config(tmp_path: Path) -> Callable[..., DataConfig]:
 
 @pytest.fixture(scope="session")
 def tokenizer_config() -> Callable[..., TokenizerConfig]:
-    """Defaults of conf/tokenizer/sentencepiece_4k.yaml with changes."""
-    values = yaml.safe_load((CONF / "tokenizer/sentencepiece_4k.yaml").read_text())
+    """Defaults of conf/tokenizer/sentencepiece_2k.yaml with changes."""
+    values = yaml.safe_load((CONF / "tokenizer/sentencepiece_2k.yaml").read_text())
     return lambda **changes: TokenizerConfig(**(values | changes))
 
 

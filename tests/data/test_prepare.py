@@ -380,7 +380,7 @@ def test_the_standard_library_prepares_in_seconds(data_config, tokenizer_config)
     folder = prepare(data_config(), tokenizer_config(), progress=False)
     index = read_index(folder)
     assert folder.name.startswith("stdlib-")
-    assert index.vocab_size == 4096
+    assert index.vocab_size == 2048
     assert index.validation.bytes >= 400_000
     assert index.train.bytes > 8_000_000
     assert 2.5 < index.train.bytes / index.train.tokens < 4.5

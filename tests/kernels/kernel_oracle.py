@@ -1,12 +1,15 @@
 """The backends under test, and one assertion about them."""
 
+import pytest
 import torch
 
 from kernels.problems import (
     FAMILIES,
     GATES,
+    STRENGTHS,
     Problem,
     call,
+    can_normalize,
     log_decays,
     make_problem,
     outputs_and_gradients,
@@ -18,8 +21,10 @@ from kernels.problems import (
 __all__ = [
     "FAMILIES",
     "GATES",
+    "STRENGTHS",
     "Problem",
     "call",
+    "can_normalize",
     "log_decays",
     "make_problem",
     "outputs_and_gradients",
@@ -31,6 +36,10 @@ __all__ = [
 # Triton's interpreter is slow: test_kernel_grid.py and test_triton_*.py cover that backend.
 BACKENDS = ["reference", "torch"]
 CHUNKED = [name for name in BACKENDS if name != "reference"]
+
+# Every family, and again with a denominator where one makes sense.
+FORMS = [(f, n) for n in (False, True) for f in FAMILIES if can_normalize(f) or not n]
+every_form = pytest.mark.parametrize(("family", "normalize"), FORMS)
 
 
 def assert_matches_reference(

@@ -9,6 +9,7 @@ import torch
 
 import kernels.check
 from kernels.check import Case, KernelError, cases, check, check_model_kernels
+from kernels.problems import FAMILIES, can_normalize
 from kernels.triton import ops
 from kernels.triton.interpreter import compute_in_bfloat16
 
@@ -16,11 +17,14 @@ from kernels.triton.interpreter import compute_in_bfloat16
 def test_cases_cover_every_family_type_and_packing() -> None:
     for full_size in (True, False):
         todo = list(cases(full_size))
-        assert {c.family for c in todo} == {"none", "head", "scalar", "channel"}
-        for name in ("dtype", "gates", "normalize", "segments", "length"):
-            for family in ("head", "scalar", "channel"):
+        assert {c.family for c in todo} == set(FAMILIES)
+        for name in ("dtype", "gates", "normalize", "segments", "length", "strengths"):
+            for family in (family for family in FAMILIES if not family.endswith("none")):
                 seen = {getattr(c, name) for c in todo if c.family == family}
-                assert len(seen) == len({getattr(c, name) for c in todo if c.gates != "zero"})
+                possible = {getattr(c, name) for c in todo if c.gates != "zero"}
+                assert seen == (
+                    possible if can_normalize(family) or name != "normalize" else {False}
+                )
 
 
 def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +40,7 @@ def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> N
         return o, *others
 
     monkeypatch.setattr(ops, "forward", wrong_for_one_token)
-    with pytest.raises(KernelError, match="wrong values on this machine: decay head, widths 16"):
+    with pytest.raises(KernelError, match="machine: family head, backend triton, widths 16"):
         check_model_kernels(shapes, torch.bfloat16, "cpu")
 
 

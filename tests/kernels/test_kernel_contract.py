@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_oracle import call, make_problem, outputs_and_gradients, relative_error
+from kernel_oracle import (
+    call,
+    can_normalize,
+    every_form,
+    make_problem,
+    outputs_and_gradients,
+    relative_error,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,11 +41,12 @@ def test_strided_inputs_and_gradients_equal_contiguous_ones(
     width = 48
     torch.manual_seed(1)
     _, views = strided_inputs(layout, width)
-    decay = make_problem(family, length=70, heads=3, key_width=width).decay
+    gates = make_problem(family, length=70, heads=3, key_width=width)
+    beta = None if gates.beta is None else gates.beta / views[1].square().sum(3)
 
     def run(inputs: tuple[Tensor, ...]) -> list[Tensor]:
         leaves = [x.detach().requires_grad_() for x in inputs]
-        out, _ = linear_attention(*leaves, decay, backend=backend)
+        out, _ = linear_attention(*leaves, gates.decay, beta, backend=backend)
         if upstream == "sum":
             return [out, *torch.autograd.grad(out.sum(), leaves)]
         joined = torch.cat([torch.randn(2, 70, 3, 8), out, torch.randn(2, 70, 3, 8)], dim=3)
@@ -62,7 +70,7 @@ def test_the_final_state_alone_can_be_differentiated(backend: str, family: str) 
 
 
 def test_reruns_are_bit_identical(backend: str, family: str) -> None:
-    problem = make_problem(family, length=130, segments=True, normalize=True)
+    problem = make_problem(family, length=130, segments=True, normalize=can_normalize(family))
     first, second = (outputs_and_gradients(problem, backend=backend) for _ in range(2))
     for name, x in first.items():
         assert torch.equal(x, second[name]), name
@@ -74,13 +82,15 @@ def test_reruns_are_bit_identical(backend: str, family: str) -> None:
         ("head", 1, "eager", torch.float32),
         ("scalar", 37, "aot_eager", torch.float32),
         ("channel", 21, "aot_eager", torch.bfloat16),
+        ("delta_scalar", 37, "aot_eager", torch.bfloat16),
     ],
 )
 def test_traces_without_graph_breaks(
     chunked_backend: str, family: str, length: int, compiler: str, dtype: torch.dtype
 ) -> None:
     torch._dynamo.reset()
-    problem = make_problem(family, length=length, normalize=True, segments=True).cast(dtype)
+    normalize = can_normalize(family)
+    problem = make_problem(family, length=length, normalize=normalize, segments=True).cast(dtype)
 
     def results(function: object) -> list[Tensor]:
         leaves = {name: x.clone().requires_grad_() for name, x in problem.leaves().items()}
@@ -121,6 +131,7 @@ class RecordOperands(TorchDispatchMode):
         ("channel", torch.bfloat16, (), torch.bfloat16),
         ("scalar", torch.float16, (), torch.float32),  # sums may leave float16's range
         ("channel", torch.float32, (), torch.float32),
+        ("delta_scalar", torch.bfloat16, (), torch.float32),  # writes undo earlier ones
     ],
 )
 def test_operand_type_of_large_products(
@@ -141,7 +152,7 @@ def test_autocast_changes_nothing(backend: str, family: str) -> None:
         assert torch.equal(x, under_autocast[name]), name
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@every_form
 @pytest.mark.parametrize("segments", [False, True])
 def test_no_tokens_return_the_incoming_state(
     backend: str, family: str, normalize: bool, segments: bool
@@ -151,7 +162,7 @@ def test_no_tokens_return_the_incoming_state(
     assert out.shape == (2, 0, 2, 7)
     assert state == LinearState(problem.S, problem.z, problem.state_segment)
     out, state = linear_attention(
-        problem.q, problem.k, problem.v, problem.decay, normalize=normalize,
+        problem.q, problem.k, problem.v, problem.decay, problem.beta, normalize=normalize,
         segments=problem.segments, backend=backend,
     )  # fmt: skip
     assert (state.S == 0).all()

@@ -7,6 +7,7 @@ import torch
 from kernel_oracle import (
     Problem,
     call,
+    every_form,
     make_problem,
     outputs_and_gradients,
     random_functional,
@@ -24,6 +25,10 @@ def replace_tokens(problem: Problem, tokens: slice) -> Problem:
         changed = getattr(problem, name).clone()
         changed[:, tokens] = 100 * torch.randn_like(changed[:, tokens])
         changes[name] = changed.abs() if problem.z is not None and name != "v" else changed
+    if problem.beta is not None:
+        changes["k"][:, tokens] = torch.nn.functional.normalize(changes["k"][:, tokens], dim=3)
+        changes["beta"] = problem.beta.clone()
+        changes["beta"][:, tokens] = 2 * torch.rand_like(problem.beta[:, tokens])
     if problem.decay is not None and problem.decay.dim() > 1:
         decay = problem.decay.clone()
         decay[:, tokens] = -torch.rand_like(decay[:, tokens])
@@ -36,11 +41,11 @@ def with_documents(problem: Problem, *lengths: int) -> Problem:
     return replace(problem, segments=numbers.expand(problem.q.shape[0], -1))
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@every_form
 def test_the_past_does_not_see_the_future(backend: str, family: str, normalize: bool) -> None:
     # fkodom/yet-another-retnet#24: a head that never forgets (log-decay 0) leaked.
     problem = make_problem(family, length=129, heads=3, normalize=normalize)
-    if family == "head":
+    if family.endswith("head"):
         problem = replace(problem, decay=torch.tensor([0.0, -0.1, -2.0]))
     out, _ = call(problem, chunk_size=64, backend=backend)
     changed, _ = call(replace_tokens(problem, slice(80, None)), chunk_size=64, backend=backend)
@@ -48,7 +53,7 @@ def test_the_past_does_not_see_the_future(backend: str, family: str, normalize: 
     assert (out[:, 80:] - changed[:, 80:]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@every_form
 @pytest.mark.parametrize("changed_first", [False, True])
 def test_a_document_is_bitwise_unchanged_when_its_neighbour_changes(
     backend: str, family: str, normalize: bool, changed_first: bool
@@ -60,7 +65,7 @@ def test_a_document_is_bitwise_unchanged_when_its_neighbour_changes(
     options = {"chunk_size": 32, "backend": backend}
     before = outputs_and_gradients(problem, **options)
     after = outputs_and_gradients(replace_tokens(problem, changed), **options)
-    for name in ("out", "d_q", "d_k", "d_v", "d_decay"):
+    for name in ("out", "d_q", "d_k", "d_v", "d_decay", "d_beta"):
         if name in before and before[name].dim() > 1:
             assert torch.equal(before[name][:, kept], after[name][:, kept]), name
             assert not torch.equal(before[name][:, changed], after[name][:, changed]), name
@@ -85,6 +90,7 @@ def test_packed_documents_equal_separate_calls(
         alone, alone_state = linear_attention(
             *(x[:, tokens] for x in (problem.q, problem.k, problem.v)),
             decay,
+            None if problem.beta is None else problem.beta[:, tokens],
             state=LinearState(problem.S, None, None) if number == 0 else None,
             backend=backend,
         )
@@ -102,8 +108,8 @@ def test_a_state_of_another_document_is_not_used(backend: str, family: str) -> N
     assert (results["d_S"] == 0).all()
 
 
+@every_form
 @pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("normalize", [False, True])
 def test_calls_with_carried_state_equal_one_call(
     backend: str, family: str, segments: bool, normalize: bool
 ) -> None:
@@ -124,6 +130,7 @@ def test_calls_with_carried_state_equal_one_call(
             p.k[:, tokens],
             p.v[:, tokens],
             part(p.decay),
+            part(p.beta),
             normalize=normalize,
             segments=part(p.segments),
             state=state,

@@ -15,6 +15,7 @@ SEGMENTS = torch.zeros(B, T, dtype=torch.long)
 SEGMENT = torch.zeros(B, dtype=torch.long)
 KEYS = torch.zeros(B, T, H, K)
 VALUES = torch.zeros(B, T, H, V)
+BETA = torch.zeros(B, T, H)
 
 MISTAKES = {
     "q_rank": ({"q": torch.zeros(B, T, K)}, r"expected q and k \[B, T, H, K\]"),
@@ -28,7 +29,11 @@ MISTAKES = {
     ),
     "k_device": ({"k": KEYS.to("meta")}, "q, k, v lie on different devices: cpu, meta"),
     "tensor_scale": ({"scale": torch.tensor(2.0)}, "scale must be a Python number"),
-    "beta": ({"beta": torch.zeros(B, T, H)}, "delta rule, which is not available"),
+    "beta_shape": ({"beta": torch.zeros(B, T)}, r"beta has shape \(2, 5\); it must be \[B, T, H\]"),
+    "beta_dtype": ({"beta": BETA.half()}, "beta is torch.float16.*must be torch.float32"),
+    "beta_device": ({"beta": BETA.to("meta")}, "beta lies on meta"),
+    "beta_normalized": ({"beta": BETA, "normalize": True}, "normalize=True is given with beta"),
+    "triton_beta": ({"beta": BETA, "backend": "triton"}, "has no kernels for the delta rule"),
     "decay_shape": ({"decay": torch.zeros(B, T)}, r"decay has shape \(2, 5\).*\[B, T, H, K\]"),
     "decay_heads": ({"decay": torch.zeros(T)}, r"\[H\] = \(3,\)"),
     "decay_dtype": ({"decay": torch.zeros(H).bfloat16()}, "must be torch.float32"),

@@ -9,7 +9,9 @@ import torch
 from kernel_oracle import (
     FAMILIES,
     GATES,
+    STRENGTHS,
     Problem,
+    can_normalize,
     make_problem,
     outputs_and_gradients,
     query_gradient_of_numerators,
@@ -20,21 +22,27 @@ from pairwise import pairwise
 from kernels.triton.interpreter import compute_in_bfloat16
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-GRID = list(
+FACTORS = {
+    "length": [1, 15, 16, 17, 63, 64, 65, 130, 257],
+    "widths": [(16, 16), (48, 80), (64, 48), (80, 64), (16, 80), (130, 16)],
+    "dtype": list(TOLERANCES),
+    "gates": GATES,
+    "documents": ["one", "some", "single_tokens"],
+    "state": [True, False],
+    "layout": ["contiguous", "transposed", "one_head_expanded"],
+}
+ADDITIVE = [family for family in FAMILIES if can_normalize(family)]
+DELTA = [family for family in FAMILIES if family not in ADDITIVE]
+ADDITIVE_GRID = list(pairwise({"family": ADDITIVE, **FACTORS, "normalize": [False, True]}))
+DELTA_GRID = list(
     pairwise(
-        {
-            "family": FAMILIES,
-            "length": [1, 15, 16, 17, 63, 64, 65, 130, 257],
-            "widths": [(16, 16), (48, 80), (64, 48), (80, 64), (16, 80), (130, 40)],
-            "dtype": list(TOLERANCES),
-            "gates": GATES,
-            "normalize": [False, True],
-            "documents": ["one", "some", "single_tokens"],
-            "state": [True, False],
-            "layout": ["contiguous", "transposed", "one_head_expanded"],
-        }
+        {"family": DELTA, **FACTORS, "strengths": STRENGTHS, "distinct_keys": [None, 1, 2]},
     )
 )
+CALLS = [
+    *((backend, case) for backend in ("torch", "triton") for case in ADDITIVE_GRID),
+    *(("torch", case) for case in DELTA_GRID),
+]
 
 
 def transposed(problem: Problem) -> Problem:
@@ -54,8 +62,9 @@ LAYOUTS = {
 }
 
 
-def describe(case: dict[str, Any]) -> str:
-    return "-".join(str(value).replace("torch.", "") for value in case.values())
+def describe(value: str | dict[str, Any]) -> str:
+    parts = [value] if isinstance(value, str) else value.values()
+    return "-".join(str(part).replace("torch.", "") for part in parts)
 
 
 @pytest.fixture
@@ -66,8 +75,7 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("case", GRID, ids=describe)
+@pytest.mark.parametrize(("backend", "case"), CALLS, ids=describe)
 def test_chunked_backends_equal_the_recurrence(
     backend: str, case: dict[str, Any], poisoned_memory: None
 ) -> None:
@@ -80,7 +88,7 @@ def test_chunked_backends_equal_the_recurrence(
     actual = outputs_and_gradients(problem, backend=backend, **options)
     exact = outputs_and_gradients(exact_problem, backend="reference", **options)
     floors = {}
-    if case["normalize"]:
+    if problem.z is not None:
         numerators = query_gradient_of_numerators(exact_problem, case["state"])
         floors["d_q"] = numerators.norm().item()
     for name, expected in exact.items():
@@ -98,8 +106,9 @@ def problem_of(case: dict[str, Any]) -> Problem:
         key_width=case["widths"][0],
         value_width=case["widths"][1],
         gates=case["gates"],
-        normalize=case["normalize"],
+        normalize=case.get("normalize", False),
         segments=case["documents"] != "one",
+        **{name: case[name] for name in ("strengths", "distinct_keys") if name in case},
     )
     if case["documents"] == "single_tokens":
         numbers = torch.arange(case["length"]) // 3 + (torch.arange(case["length"]) % 5 == 0).int()

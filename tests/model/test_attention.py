@@ -367,6 +367,7 @@ def test_recall_init_looks_up_what_followed_the_same_token(kv_heads):
         ("softmax",),
         composed(
             "model.d_model=256",
+            "model.mixers.softmax.heads=4",
             f"model.mixers.softmax.kv_heads={kv_heads}",
             "model.mixers.softmax.conv_width=4",
             "model.mixers.softmax.recall_init=true",
@@ -389,4 +390,4 @@ def test_recall_init_looks_up_what_followed_the_same_token(kv_heads):
     y, _ = mixer(x, SequenceInfo.of(x[..., 0], None))
     received = y[0, :, 0] / mixer.head_dim
     assert received[50] > 0.5
-    assert received[30:50].max() < 0.2
+    assert received[30:50].max() < 0.5 * received[50]

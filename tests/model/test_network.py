@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kernels import linear_attention as run
+from model.mixers import linear as linear_mixer
 from model.network import LanguageModel
 from tests.composing import PRESETS, composed, small_model
 
@@ -193,10 +195,58 @@ def test_flops_count_every_matrix_product():
     assert model.flops_per_token(100) == 2 * matrices + attention
 
 
+def test_the_delta_rule_counts_its_read_before_the_write():
+    models = [
+        small_model("deltanet", "model.mixers.deltanet.qk_norm=true", *more)
+        for more in (
+            (),
+            ("model.mixers.deltanet.write=additive", "model.mixers.deltanet.beta_max=null"),
+        )
+    ]
+    delta, additive = (model.flops_per_token(100) for model in models)
+    beta, state = 2 * 32 * 2, 2 * 16 * 16  # a projection to 2 heads; one multiply-add per entry
+    assert delta - additive == beta + 2 * state
+    tables = [model.blocks[0].mixer.state_bytes(100) for model in models]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("beta_max", [1, 2])
+def test_strengths_of_writes_lie_between_0_and_their_maximum(beta_max, monkeypatch):
+    seen = {}
+
+    def recorded(*arguments, **options):
+        seen["arguments"] = arguments
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(linear_mixer, "linear_attention", recorded)
+    torch.manual_seed(0)
+    net = small_model("kda", f"model.mixers.kda.beta_max={beta_max}")
+    net.blocks[0].mixer.beta.weight.data.mul_(50)
+    net(tokens_of(2, 40))
+    _, k, _, _, beta = seen["arguments"]
+    assert beta.dtype == torch.float32
+    assert 0 <= beta.min() < 0.1 * beta_max
+    assert 0.9 * beta_max < beta.max() <= beta_max
+    assert torch.allclose(k.norm(dim=-1), torch.ones(()), atol=1e-2)
+    assert k.norm(dim=-1).max() <= 1 + 1e-6
+
+
+def test_bounded_decays_stay_above_their_bound():
+    torch.manual_seed(0)
+    net = small_model("kda", "model.mixers.kda.decay=kda_bounded")
+    decay = net.blocks[0].mixer.decay
+    log_decay = decay(1000 * torch.randn(1, 50, 32))
+    assert log_decay.shape == (1, 50, 2, 16)
+    assert log_decay.min() == -5
+    assert log_decay.max() <= 0
+
+
 @pytest.mark.parametrize("init", ["depth_scaled", "zero_residual"])
 def test_residual_projections_start_small(init):
     torch.manual_seed(0)
-    model = small_model("gla softmax gla+window", f"model.init={init}")
+    model = small_model(
+        "gla softmax gla+window", f"model.init={init}", "model.mixers.softmax.recall_init=false"
+    )
     expected = 0 if init == "zero_residual" else 0.2 / 6**0.5
     for block in model.blocks:
         for output in (*block.mixer.residual_outputs(), block.ffn.down):
@@ -204,7 +254,7 @@ def test_residual_projections_start_small(init):
     assert model.blocks[0].mixer.q.weight.std().item() == pytest.approx(0.2, rel=0.1)
 
 
-@pytest.mark.parametrize("decay", ["learned", "gla"])
+@pytest.mark.parametrize("decay", ["learned", "gla", "mamba2", "kda", "kda_bounded"])
 def test_decays_start_at_the_memory_lengths_asked_for(decay):
     model = small_model(
         "gla", f"model.mixers.gla.decay={decay}", "model.mixers.gla.memory_length=[8,1000]"
@@ -220,7 +270,7 @@ def test_decays_start_at_the_memory_lengths_asked_for(decay):
     [
         (["model.mixers.gla.heads=5"], "model.mixers.gla: expand_k=0.5"),
         (["model.mixers.gla.expand_k=0.51"], "expand_k=0.51"),
-        (["model.d_model=255"], "heads=4 does not divide d_model=255"),
+        (["model.d_model=255"], "heads=2 does not divide d_model=255"),
         (
             [
                 "model.d_model=256",
@@ -271,3 +321,28 @@ def test_positions_restart_at_every_document():
     ]
     continued = SequenceInfo.of(segments, segments, torch.tensor([0, 1]), torch.tensor([7, 9]))
     assert continued.positions.tolist() == [[7, 8, 9, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
+
+
+@torch.no_grad()
+def test_with_recall_init_a_new_model_continues_what_repeats():
+    torch.manual_seed(0)
+    settings = composed("model.mixers.softmax.rope_base=null").model
+    model = LanguageModel(settings, vocab_size=512)
+    half = torch.randperm(512)[:200]
+    tokens = torch.cat((half, half))[None]
+    guesses = model(tokens[:, :-1])[0].argmax(-1)
+    right = (guesses == tokens[0, 1:]).float()
+    assert right[200:].mean() > 0.9
+    assert right[:190].mean() < 0.1
+
+
+def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
+    torch.manual_seed(0)
+    model = small_model("gla retnet softmax window", *WITH_CONV)
+    tokens = tokens_of(2, 129)
+    segments = torch.zeros_like(tokens)
+    alone = model(tokens, segments)
+    segments[1, 100:] = 1  # now masks are at work in both rows
+    packed = model(tokens, segments)
+    assert torch.equal(alone[0], packed[0])
+    assert torch.allclose(alone[1, :100], packed[1, :100], atol=1e-5)

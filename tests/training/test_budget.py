@@ -12,6 +12,7 @@ from tests.composing import composed, small_model
     [
         ("null", 1.0, 100_000),  # no limit
         ("1", 1e9, 100_000),  # all of them fit
+        ("1e308", 1e9, 100_000),
         ("1", 100.0, 4096),  # 5,400 fit: one whole step
         ("1", 1000.0, 13 * 4096),  # 54,000 fit
         ("1", 0.1, 4096),  # never fewer than one step

@@ -330,6 +330,10 @@ def test_another_architecture_is_refused_naming_tensors_keys_and_the_way_out(tmp
     with pytest.raises(ValueError, match="another architecture"):
         fit(tmp_path, Standin(width=6), resume=latest(tmp_path))
     check_architecture(Standin(), load(latest(tmp_path)), CONFIG)
+    # What to type is written as it is typed.
+    saved = load(latest(tmp_path)) | {"model_config": CONFIG | {"head_dim": None}}
+    with pytest.raises(ValueError, match=r"model\.head_dim=null"):
+        check_architecture(Standin(width=6), saved, CONFIG | {"head_dim": 2})
 
 
 def test_a_long_list_of_differences_is_cut_and_counted(tmp_path):

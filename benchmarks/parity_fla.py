@@ -272,9 +272,9 @@ def main(arguments: list[str] | None = None) -> int:
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     backends = ["torch", "triton"] if interpreted or device == "cuda" else ["torch"]
     if interpreted:
-        from kernels.triton.interpreter import compute_in_bfloat16
+        from kernels.triton.interpreter import round_as_gpus
 
-        compute_in_bfloat16()
+        round_as_gpus()
     dtype = getattr(torch, options.dtype)
     of_ops = [case for case in cases() if case.op in options.op]
     chosen = [case for case in of_ops if case.size <= options.most]

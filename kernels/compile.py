@@ -71,7 +71,8 @@ def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads:
     }[case.family]
     segments = meta(batch, length, dtype=torch.int64) if case.segments else None
     with compile_for(TARGETS[target], recorded) as launch:
-        p = Problem.of(q, k, v, decay, segments, None, 1.0, case.normalize, False, 4, launch)
+        options = (1.0, case.normalize, False, 4, launch, case.delta)
+        p = Problem.of(q, k, v, decay, segments, None, *options)
         if case.delta:
             beta = meta(batch, length, heads)
             o, S, *kept = delta_launch.forward(p, beta, None)

@@ -27,16 +27,16 @@ def forward(
     """(o, final S, errors, writes, corrections, weights, states): see `backward`."""
     batch, length, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
-    dtype, _ = operand_types(p.q.dtype, p.precise)
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
     constants = p.constants()
+    work = {"dtype": torch.float32}
 
-    corrections = p.pairs(corrections_type(p.q.dtype, p.precise))
+    corrections = p.pairs(torch.float32)
     options = p.options("corrections")
     del options["BV"]
     of_keys = {name: value for name, value in constants.items() if name != "V"}
-    _, exact = operand_types(torch.float32, precise=False)
+    _, exact = operand_types(torch.float32)
     p.launch(
         solve.corrections, p.rows * p.tiles,
         p.k, beta, decay, segments, corrections,
@@ -45,10 +45,10 @@ def forward(
     )  # fmt: skip
 
     shape = (batch, heads, key_width, value_width)
-    initial = p.q.new_zeros(shape, dtype=torch.float32) if S is None else S.contiguous()
+    initial = p.q.new_zeros(shape, **work) if S is None else S.contiguous()
     final = torch.empty_like(initial)
-    states = p.q.new_empty(p.rows, p.num_chunks, key_width, value_width, dtype=dtype)
-    errors, writes = (p.v.new_empty(p.v.shape, dtype=dtype) for _ in range(2))
+    states = p.q.new_empty(p.rows, p.num_chunks, key_width, value_width, **work)
+    errors, writes = (p.v.new_empty(p.v.shape, **work) for _ in range(2))
     options = p.options("delta_states")
     p.launch(
         delta_states.delta_states, p.rows * triton.cdiv(value_width, options["BV"]),
@@ -58,16 +58,8 @@ def forward(
     )  # fmt: skip
 
     written = replace(p, v=writes)
-    o, _, weights = launch_outputs(written, states, p.q.new_empty(0), keep_weights=True)
+    o, _, weights = launch_outputs(written, states, p.q.new_empty(0))
     return o, final, errors, writes, corrections, weights, states
-
-
-def corrections_type(dtype: torch.dtype, precise: bool) -> torch.dtype:
-    """No correction exceeds 1: float16 holds the 11 bits that single TF32 products take.
-
-    Of all roundings, that of corrections to bfloat16 would cost the most digits.
-    """
-    return torch.float32 if dtype == torch.float32 or precise else torch.float16
 
 
 def backward(
@@ -90,15 +82,14 @@ def backward(
     """
     batch, length, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
-    dtype, _ = operand_types(p.q.dtype, p.precise)
-    d_o = rows_contiguous(d_o.to(dtype))
+    d_o = rows_contiguous(d_o)
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
     shape = (batch, heads, key_width, value_width)
     d_final = p.q.new_zeros(shape, dtype=torch.float32) if d_S is None else d_S.contiguous()
     d_initial = torch.empty_like(d_final)
     d_states = torch.empty_like(states)
-    d_v = p.v.new_empty(p.v.shape, dtype=dtype)
+    d_v = p.v.new_empty(p.v.shape, dtype=torch.float32)
     options = p.options("delta_state_gradients")
     value_blocks = triton.cdiv(value_width, options["BV"])
     d_beta = beta.new_empty(value_blocks, batch, length, heads)

@@ -7,7 +7,8 @@ state per chunk is kept, as there; the same holds for the gradients of the state
 errors r_i = v_i - P_i, where P_i is what k_i reads before its token writes
 writes u_i = beta_i r_i
 
-Errors of a state would never fade where nothing decays: states take up writes in all their digits.
+Errors of a state never fade where nothing decays, and writes undo earlier ones: all that passes
+from one kernel to another is float32, and products take operands of 16 bits (see `add_dot`).
 """
 
 import triton
@@ -74,7 +75,7 @@ def delta_states(
         error = load_rows(v, v_st, rows, values, length, V).to(tl.float32) - read * into
         weight = load_tokens(beta, beta_st, start, length)[:, None]
         correction = load_tile(corrections, row * tiles + tile)
-        error -= dot(correction, error * weight, tl.float32, PRECISION)
+        error -= dot(correction, error * weight, OPERAND, PRECISION)
         write = error * weight
         store_rows(errors, heads * V, rows, values, length, error, V)
         store_rows(writes, heads * V, rows, values, length, write, V)
@@ -89,7 +90,7 @@ def delta_states(
             keys_ = decayed_after(keys_, decay, decay_st, start, keys, length, FAMILY, K)
             whole = kept * tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))
             total = state[block] * whole[:, None]
-            later += (add_whole(total, tl.trans(keys_), write, OPERAND, PRECISION),)
+            later += (add_dot(total, tl.trans(keys_), write, OPERAND, PRECISION),)
         state = later
     store_blocks(final + row * K * V, state, values, K, V, BK)
 
@@ -146,7 +147,7 @@ def delta_state_gradients(
         d_write = add_dot(d_write, tl.trans(pairs), d_out, OPERAND, PRECISION)
         weight = load_tokens(beta, beta_st, start, length)[:, None]
         correction = load_tile(corrections, row * tiles + tile)
-        d_write -= dot(tl.trans(correction), d_write * weight, tl.float32, PRECISION)
+        d_write -= dot(tl.trans(correction), d_write * weight, OPERAND, PRECISION)
         d_value = d_write * weight
         store_rows(d_v, heads * V, rows, values, length, d_value, V)
         error = load_rows(errors, heads * V, rows, values, length, V).to(tl.float32)
@@ -168,7 +169,7 @@ def delta_state_gradients(
             whole = kept * tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))
             total = d_state[block] * whole[:, None]
             total = add_dot(total, tl.trans(queries), d_out, OPERAND, PRECISION)
-            earlier += (add_whole(total, tl.trans(keys_), d_value, OPERAND, PRECISION),)
+            earlier += (add_dot(total, tl.trans(keys_), d_value, OPERAND, PRECISION),)
         d_state = earlier
     store_blocks(d_initial + row * K * V, d_state, values, K, V, BK)
 
@@ -216,17 +217,6 @@ def token_decay_after(decay, stride, start, length, FAMILY: tl.constexpr):
         return 1.0
     else:
         return tl.exp(decay_after(decay, stride, start, None, length, FAMILY, 1))
-
-
-@triton.jit
-def add_whole(total, x, y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x @ y with y in all its digits: as one operand, and what that one leaves out."""
-    if OPERAND.is_fp32():
-        return add_dot(total, x, y, OPERAND, PRECISION)
-    else:
-        rounded = y.to(OPERAND)
-        total = add_dot(total, x, rounded, OPERAND, PRECISION)
-        return add_dot(total, x, y - rounded.to(tl.float32), OPERAND, PRECISION)
 
 
 @triton.jit

@@ -40,13 +40,30 @@ def place(BLOCKS: tl.constexpr, parts, heads):
 @triton.jit
 def dot(x, y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """x @ y in float32 sums. 16-bit operands ignore PRECISION."""
-    return tl.dot(x.to(OPERAND), y.to(OPERAND), input_precision=PRECISION)
+    if PRECISION == "split":
+        return add_dot(tl.zeros((x.shape[0], y.shape[1]), tl.float32), x, y, OPERAND, PRECISION)
+    else:
+        return tl.dot(x.to(OPERAND), y.to(OPERAND), input_precision=PRECISION)
 
 
 @triton.jit
 def add_dot(total, x, y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x @ y."""
-    return tl.dot(x.to(OPERAND), y.to(OPERAND), total, input_precision=PRECISION)
+    """total + x @ y.
+
+    With PRECISION "split" a float32 operand is two bfloat16 numbers, 16 bits: what rounding leaves
+    out is multiplied too. An operand that is bfloat16 is multiplied once, as it is.
+    """
+    if PRECISION == "split":
+        x_first, y_first = x.to(tl.bfloat16), y.to(tl.bfloat16)
+        if y.dtype != tl.bfloat16:
+            y_rest = (y.to(tl.float32) - y_first.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(x_first, y_rest, total)
+        if x.dtype != tl.bfloat16:
+            x_rest = (x.to(tl.float32) - x_first.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(x_rest, y_first, total)
+        return tl.dot(x_first, y_first, total)
+    else:
+        return tl.dot(x.to(OPERAND), y.to(OPERAND), total, input_precision=PRECISION)
 
 
 @triton.jit

@@ -125,28 +125,6 @@ def key_query_gradients(
     at = row * num_chunks + chunk
 
     d_v += (batch * length * heads + head) * V
-    queries = load_rows(q, q_st, rows, keys, length, K)
-    keys_ = load_rows(k, k_st, rows, keys, length, K)
-    before_row = index[:, None] > index[None, :]
-
-    # Inside the tile. First, so that the square matrices are gone before states are rebuilt.
-    d_scores = products_of_values(d_o, d_o_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
-    if NORMALIZE:
-        # The denominator is one more value channel, of ones.
-        weight = load_tokens(d_denominators, d_denominators_st, start, length)
-        d_scores += weight[:, None]
-    seen = visible(segments, segments_st, start, length, SEGMENTS)
-    d_scores = tl.where(seen, d_scores * scale, 0.0)
-    d_key_scores = d_scores
-    if DELTA:
-        d_key_scores = products_of_values(
-            d_v, heads * V, v, v_st, rows, length, OPERAND, PRECISION, V, BV
-        )
-        d_key_scores = tl.where(seen & before_row, -d_key_scores, 0.0)
-    dq, dk, d_rates = tile_gradients(
-        queries, keys_, d_scores, d_key_scores, decay, decay_st, start, keys, length,
-        FAMILY, D_DECAY, DELTA, OPERAND, PRECISION, K,
-    )  # fmt: skip
 
     # What the tile exchanges with the rest of the row: through the state before it and after it.
     d_read = tl.zeros((TILE, BK), tl.float32)
@@ -186,59 +164,80 @@ def key_query_gradients(
         d_out = load_rows(d_o, d_o_st, rows, values, length, V)
         d_read = add_dot(d_read, d_out, tl.trans(state), OPERAND, PRECISION)
         if DELTA:
-            d_read_by_keys = add_dot(
-                d_read_by_keys, load_rows(d_v, heads * V, rows, values, length, V), tl.trans(state),
-                OPERAND, PRECISION,
-            )  # fmt: skip
+            d_value = load_rows(d_v, heads * V, rows, values, length, V)
+            d_read_by_keys = add_dot(d_read_by_keys, d_value, tl.trans(state), OPERAND, PRECISION)
         v_block = load_rows(v, v_st, rows, values, length, V)
         d_written = add_dot(d_written, v_block, tl.trans(d_state), OPERAND, PRECISION)
         if NORMALIZE and begin == 0:
+            # The denominator is one more value channel, of ones.
             weight = load_tokens(d_denominators, d_denominators_st, start, length)
             d_read += weight[:, None] * sum_[None, :]
             d_written += d_sum[None, :]
             through += (sum_ * d_sum)[:, None]
 
+    queries = load_rows(q, q_st, rows, keys, length, K)
+    keys_ = load_rows(k, k_st, rows, keys, length, K)
     before = decay_before(decay, decay_st, start, keys, length, FAMILY, K)
     into = tl.exp(before) * reach_in(segments, segments_st, first, start, length, SEGMENTS)
-    d_read *= into
     after = decay_after(decay, decay_st, start, keys, length, FAMILY, K)
-    out = reach_out(segments, segments_st, start, length, SEGMENTS)
-    d_written *= tl.exp(after) * out
-    if DELTA:
-        d_read_by_keys *= -into
-        dk += d_read_by_keys
-    store_rows(
-        d_q + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-        dq + d_read * scale, K,
-    )  # fmt: skip
-    store_rows(
-        d_k + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-        dk + d_written, K,
-    )  # fmt: skip
-
+    out = tl.exp(after) * reach_out(segments, segments_st, start, length, SEGMENTS)
+    dq = d_read * (into * scale)
+    dk = d_written * out
+    d_rates = tl.zeros((TILE, BK) if FAMILY == CHANNEL else (TILE,), tl.float32)
     if D_DECAY:
         # A decay at row t multiplies what row t and later ones read from before the tile, what
         # rows before t write for after it, and what passes the whole tile.
         through *= carried(segments, segments_st, first, start, start + TILE, length, SEGMENTS)
         through *= tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))[:, None]
-        reading = load_rows(q, q_st, rows, keys, length, K).to(tl.float32) * scale * d_read
-        keys_ = load_rows(k, k_st, rows, keys, length, K).to(tl.float32)
-        writing = keys_ * d_written
+        reading = queries.to(tl.float32) * dq
+        writing = keys_.to(tl.float32) * dk
         if DELTA:
-            reading += keys_ * d_read_by_keys
-        later = index[:, None] <= index[None, :]
+            reading -= keys_.to(tl.float32) * (d_read_by_keys * into)
+        before_row = index[:, None] > index[None, :]
         if FAMILY == CHANNEL:
-            d_rates += dot(later.to(tl.float32), reading, OPERAND, PRECISION)
-            d_rates += dot(before_row.to(tl.float32), writing, OPERAND, PRECISION)
-            store_rows(
-                d_decay + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-                d_rates + tl.trans(through), K,
-            )  # fmt: skip
+            d_rates = tl.cumsum(reading, 0, reverse=True) + tl.trans(through)
+            d_rates = add_dot(d_rates, flags(before_row), writing, OPERAND, PRECISION)
         else:
-            d_rates += tl.sum(tl.where(later, tl.sum(reading, 1)[None, :], 0.0), 1)
+            d_rates = tl.cumsum(tl.sum(reading, 1), 0, reverse=True) + tl.sum(through, 0)
             d_rates += tl.sum(tl.where(before_row, tl.sum(writing, 1)[None, :], 0.0), 1)
+
+    # Inside the tile. Last, when of the states only these sums are left.
+    if DELTA:
+        dk -= d_read_by_keys * into
+    tl.debug_barrier()
+    seen = visible(segments, segments_st, start, length, SEGMENTS)
+    d_scores = products_of_values(d_o, d_o_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
+    if NORMALIZE:
+        weight = load_tokens(d_denominators, d_denominators_st, start, length)
+        d_scores += weight[:, None]
+    queries = load_rows(q, q_st, rows, keys, length, K)
+    keys_ = load_rows(k, k_st, rows, keys, length, K)
+    dq, dk, d_rates = tile_gradients(
+        dq, dk, d_rates, queries, keys_, tl.where(seen, d_scores * scale, 0.0), decay, decay_st,
+        start, keys, length, False, FAMILY, D_DECAY, OPERAND, PRECISION, K,
+    )  # fmt: skip
+    first_row = batch * length * heads + head
+    store_rows(d_q + first_row * K, heads * K, rows, keys, length, dq, K)
+    if DELTA:
+        # Without it, both readings' matrices lie in registers at once.
+        tl.debug_barrier()
+        d_scores = products_of_values(
+            d_v, heads * V, v, v_st, rows, length, OPERAND, PRECISION, V, BV
+        )
+        seen = visible(segments, segments_st, start, length, SEGMENTS)
+        seen = seen & (index[:, None] != index[None, :])
+        keys_ = load_rows(k, k_st, rows, keys, length, K)
+        dq, dk, d_rates = tile_gradients(
+            dq, dk, d_rates, keys_, keys_, tl.where(seen, -d_scores, 0.0), decay, decay_st,
+            start, keys, length, True, FAMILY, D_DECAY, OPERAND, PRECISION, K,
+        )  # fmt: skip
+    store_rows(d_k + first_row * K, heads * K, rows, keys, length, dk, K)
+    if D_DECAY:
+        if FAMILY == CHANNEL:
+            store_rows(d_decay + first_row * K, heads * K, rows, keys, length, d_rates, K)
+        else:
             at_rows = key_block.to(tl.int64) * rows_in_all + (batch * length + rows) * heads + head
-            tl.store(d_decay + at_rows, d_rates + tl.sum(through, 0), mask=rows < length)
+            tl.store(d_decay + at_rows, d_rates, mask=rows < length)
 
 
 @triton.jit
@@ -258,77 +257,64 @@ def products_of_values(
 
 @triton.jit
 def tile_gradients(
-    q, k, d_scores, d_key_scores, decay, decay_stride, start, keys, length,
-    FAMILY: tl.constexpr, D_DECAY: tl.constexpr, DELTA: tl.constexpr,
+    dq, dk, d_rates, q, k, d_scores, decay, decay_stride, start, keys, length,
+    BY_KEYS: tl.constexpr, FAMILY: tl.constexpr, D_DECAY: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile's scores with respect to q, k and log-decays ([TILE, K], or [TILE]).
+    """Adds the gradients of a tile's scores to those of q, k and log-decays ([TILE, K], [TILE]).
 
-    With DELTA also of the scores of keys for keys.
+    BY_KEYS: q are the keys as well, and dq is left as it is.
     """
     if FAMILY == CHANNEL:
         rates = load_rows(decay, decay_stride, start + tl.arange(0, TILE), keys, length, K)
         return channel_gradients(
-            q, k, rates, d_scores, d_key_scores, D_DECAY, DELTA, OPERAND, PRECISION
+            dq, dk, d_rates, q, k, rates, d_scores, BY_KEYS, D_DECAY, OPERAND, PRECISION
         )
     else:
-        decays = token_weights(decay, decay_stride, start, length, FAMILY)
-        weighted = d_scores * decays
-        dq = dot(weighted, k, OPERAND, PRECISION)
-        dk = dot(tl.trans(weighted), q, OPERAND, PRECISION)
-        if D_DECAY:
-            pairs = dot(q, tl.trans(k), OPERAND, PRECISION) * weighted
-        if DELTA:
-            weighted = d_key_scores * decays
-            dk = add_dot(dk, weighted + tl.trans(weighted), k, OPERAND, PRECISION)
-            if D_DECAY:
-                pairs += dot(k, tl.trans(k), OPERAND, PRECISION) * weighted
-        d_rates = tl.zeros((TILE,), tl.float32)
+        weighted = d_scores * token_weights(decay, decay_stride, start, length, FAMILY)
         if D_DECAY:
             index = tl.arange(0, TILE)
             before_row = index[:, None] > index[None, :]
-            pairs = tl.where(before_row, pairs, 0.0)
-            # [i, t]: sum over keys before t of query i; then over the queries from t on.
-            spanning = dot(pairs, tl.trans(before_row.to(tl.float32)), OPERAND, PRECISION)
-            d_rates = tl.sum(tl.where(index[:, None] >= index[None, :], spanning, 0.0), 0)
+            pairs = dot(q, tl.trans(k), OPERAND, PRECISION) * weighted
+            # [t, j]: of key j, the sum over queries from t on; then over the keys before t.
+            spanning = tl.cumsum(tl.where(before_row, pairs, 0.0), 0, reverse=True)
+            d_rates += tl.sum(tl.where(before_row, spanning, 0.0), 1)
+        if BY_KEYS:
+            dk = add_dot(dk, weighted + tl.trans(weighted), k, OPERAND, PRECISION)
+        else:
+            dq = add_dot(dq, weighted, k, OPERAND, PRECISION)
+            dk = add_dot(dk, tl.trans(weighted), q, OPERAND, PRECISION)
         return dq, dk, d_rates
 
 
 @triton.jit
 def channel_gradients(
-    q, k, rates, d_scores, d_key_scores,
-    D_DECAY: tl.constexpr, DELTA: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    dq, dk, d_rates, q, k, rates, d_scores,
+    BY_KEYS: tl.constexpr, D_DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `channel_scores` with respect to q, k and rates.
+    """Adds the gradients of `channel_scores` to those of q, k and rates; see `tile_gradients`.
 
     At every level one product serves both halves: with the gradient made symmetric, rows of right
     halves sum over keys and rows of left halves over queries.
     """
     index = tl.arange(0, TILE)
-    diagonal = tl.sum(tl.where(index[:, None] == index[None, :], d_scores, 0.0), 1)[:, None]
     symmetric = (d_scores + tl.trans(d_scores)).to(OPERAND)
-    if DELTA:
-        symmetric_of_keys = (d_key_scores + tl.trans(d_key_scores)).to(OPERAND)
-    dq = diagonal * k.to(tl.float32)
-    dk = diagonal * q.to(tl.float32)
-    d_rates = tl.zeros_like(rates)
+    if not BY_KEYS:
+        diagonal = tl.sum(tl.where(index[:, None] == index[None, :], d_scores, 0.0), 1)[:, None]
+        dq += diagonal * k.to(tl.float32)
+        dk += diagonal * q.to(tl.float32)
     before, after = rates, tl.zeros_like(rates)
     for level in tl.range(LEVELS, loop_unroll_factor=1, num_stages=1):
         decays = tl.exp(halves(before, after, index, level))
         own = halves(q, k, index, level).to(tl.float32)
         blocks = index >> level
-        neighbours = blocks[:, None] == (blocks ^ 1)[None, :]
-        pairs = tl.where(neighbours, symmetric, 0.0)
+        pairs = tl.where(blocks[:, None] == (blocks ^ 1)[None, :], symmetric, 0.0)
         gradient = dot(pairs, own * decays, OPERAND, PRECISION) * decays
-        dq += halves(gradient, tl.zeros_like(gradient), index, level)
-        dk += halves(tl.zeros_like(gradient), gradient, index, level)
-        products = own * gradient
-        if DELTA:
-            own = k.to(tl.float32)
-            pairs = tl.where(neighbours, symmetric_of_keys, 0.0)
-            gradient = dot(pairs, own * decays, OPERAND, PRECISION) * decays
+        if BY_KEYS:
             dk += gradient
-            products += own * gradient
+        else:
+            dq += halves(gradient, tl.zeros_like(gradient), index, level)
+            dk += halves(tl.zeros_like(gradient), gradient, index, level)
         if D_DECAY:
             # Row t's decay lies between the anchor and the queries from t on (right half), or
             # between the keys before t and the anchor (left half).
@@ -336,6 +322,12 @@ def channel_gradients(
             begin = tl.where(right, index, blocks << level)[:, None]
             end = tl.where(right, (blocks + 1) << level, index)[:, None]
             between = (begin <= index[None, :]) & (index[None, :] < end)
-            d_rates = add_dot(d_rates, between.to(tl.float32), products, OPERAND, PRECISION)
+            d_rates = add_dot(d_rates, flags(between), own * gradient, OPERAND, PRECISION)
         before, after = merge(before, after, index, level)
     return dq, dk, d_rates
+
+
+@triton.jit
+def flags(mask):
+    """1 where the mask holds, else 0: exact in the narrowest operand."""
+    return mask.to(tl.float32).to(tl.bfloat16)

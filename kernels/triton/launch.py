@@ -25,15 +25,20 @@ SCAN_BLOCK = 1024
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-def operand_types(dtype: torch.dtype, precise: bool) -> tuple[torch.dtype, str]:
+def operand_types(
+    dtype: torch.dtype, precise: bool = False, delta: bool = False
+) -> tuple[torch.dtype, str]:
     """(type, precision) in which large products take their operands.
 
     bfloat16 stays bfloat16, unless `precise` asks for float32. float16 becomes float32 in single
     TF32 products, which keep its 11 bits and do not overflow. float32 takes three TF32 products:
-    one is too coarse.
+    one is too coarse. The delta rule's writes undo earlier ones, so that errors of 16-bit operands
+    reach several per cent: it keeps float32 between kernels, in products of 16 bits.
     """
     exact = "ieee" if torch.version.hip else "tf32x3"
     single = "ieee" if torch.version.hip else "tf32"
+    if delta and dtype != torch.float32:
+        return torch.float32, "split"
     if dtype == torch.bfloat16:
         return (torch.float32, exact) if precise else (torch.bfloat16, single)
     return torch.float32, exact if dtype == torch.float32 else single
@@ -59,10 +64,12 @@ class Problem:
     precise: bool
     chunk_tiles: int
     launch: Callable[..., None] = run
+    delta: bool = False
 
     @staticmethod
     def of(
-        q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch=run
+        q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch=run,
+        delta=False,
     ) -> "Problem":  # fmt: skip
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
         if decay is not None and decay.dim() == 4:
@@ -72,8 +79,12 @@ class Problem:
         if normalize:
             scale = 1.0  # cancels
         return Problem(
-            q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch
+            q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch, delta
         )
+
+    @property
+    def operands(self) -> tuple[torch.dtype, str]:
+        return operand_types(self.q.dtype, self.precise, self.delta)
 
     @property
     def family(self) -> int:
@@ -114,7 +125,7 @@ class Problem:
         return self.q.new_empty(self.rows, self.tiles, TILE_TOKENS, TILE_TOKENS, dtype=dtype)
 
     def constants(self) -> dict:
-        dtype, precision = operand_types(self.q.dtype, self.precise)
+        dtype, precision = self.operands
         return {
             "FAMILY": self.family,
             "SEGMENTS": self.segments is not None,
@@ -125,11 +136,11 @@ class Problem:
         }
 
     def options(self, kernel: str) -> dict:
-        dtype, _ = operand_types(self.q.dtype, self.precise)
+        dtype, precision = self.operands
         chosen = blocks(
             kernel,
             self.family == CHANNEL.value,
-            dtype == torch.float32,
+            dtype == torch.float32 and precision != "split",
             self.q.shape[3],
             self.v.shape[3],
         )
@@ -156,7 +167,7 @@ def forward(
     batch, _, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
     new = p.q.new_empty
-    dtype, _ = operand_types(p.q.dtype, p.precise)
+    dtype, _ = p.operands
     totals = new(p.rows, p.num_chunks, p.decay_channels, dtype=torch.float32)
     added, added_sums = _chunk_states(p, p.k, p.v, None, totals, backward=False)
     chunk_starts, final = _scan(p, added, totals, S, (batch, heads, key_width, value_width), dtype)
@@ -183,7 +194,7 @@ def backward(
     batch, _, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
     new = p.q.new_empty
-    dtype, _ = operand_types(p.q.dtype, p.precise)
+    dtype, _ = p.operands
     d_denominators = None
     if p.normalize:
         # o = numerator / denominator: from here on d_o is the gradient of the numerator.
@@ -216,25 +227,23 @@ def backward(
     return d_q, d_k, d_v, d_decay, d_initial, d_initial_z
 
 
-def launch_outputs(
-    p: Problem, chunk_starts: Tensor, sums: Tensor, keep_weights: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(o, denominators, weights of the pairs of every tile); parts not needed are empty."""
+def launch_outputs(p: Problem, chunk_starts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, denominators, the delta rule's weights of pairs); parts not needed are empty."""
     batch, length, heads, _ = p.q.shape
     value_width = p.v.shape[3]
     new = p.q.new_empty
     # The gradient of a denominator is a difference from the mean value: o must not be rounded.
     o = new(p.v.shape, dtype=torch.float32 if p.normalize else p.q.dtype)
     denominators = new((batch, length, heads) if p.normalize else 0, dtype=torch.float32)
-    weights = p.pairs(operand_types(p.q.dtype, p.precise)[0]) if keep_weights else new(0)
+    weights = p.pairs(torch.float32) if p.delta else new(0)
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
-    options = p.options("outputs")
+    options = p.options("delta_outputs" if p.delta else "outputs")
     p.launch(
         outputs.outputs, p.rows * p.tiles * triton.cdiv(value_width, options["BV"]),
         p.q, p.k, p.v, decay, segments, first, chunk_starts, sums, o, denominators, weights,
         *p.q.stride()[:3], *p.k.stride()[:3], *p.v.stride()[:3], *decay_strides, *segment_strides,
-        *p.lengths(), NORMALIZE=p.normalize, KEEP_WEIGHTS=keep_weights,
+        *p.lengths(), NORMALIZE=p.normalize, KEEP_WEIGHTS=p.delta,
         **p.constants(), **options,
     )  # fmt: skip
     return o, denominators, weights
@@ -255,8 +264,7 @@ def launch_key_query_gradients(
     batch, length, heads, key_width = p.q.shape
     d_q = torch.empty_like(p.q, memory_format=torch.contiguous_format)
     d_k = torch.empty_like(p.k, memory_format=torch.contiguous_format)
-    delta = d_v is not None
-    options = p.options("delta_key_query_gradients" if delta else "key_query_gradients")
+    options = p.options("delta_key_query_gradients" if p.delta else "key_query_gradients")
     key_blocks = triton.cdiv(key_width, options["BK"])
     with_decay = with_decay and p.decay is not None
     d_decay = p.q.new_empty(0, dtype=torch.float32)
@@ -270,12 +278,12 @@ def launch_key_query_gradients(
     scale, *lengths = p.lengths()
     p.launch(
         gradients.key_query_gradients, p.rows * p.tiles * key_blocks,
-        p.q, p.k, p.v, d_o, d_v if delta else d_o, decay, segments, first, weights,
+        p.q, p.k, p.v, d_o, d_v if p.delta else d_o, decay, segments, first, weights,
         chunk_starts, d_states, sums, d_sums, d_q, d_k, d_decay,
         *p.q.stride()[:3], *p.k.stride()[:3], *p.v.stride()[:3], *d_o.stride()[:3],
         *decay_strides, *segment_strides, *weight_strides,
         scale, lengths[0], batch * length * heads, *lengths[1:],
-        NORMALIZE=p.normalize, D_DECAY=with_decay, DELTA=delta, **p.constants(), **options,
+        NORMALIZE=p.normalize, D_DECAY=with_decay, DELTA=p.delta, **p.constants(), **options,
     )  # fmt: skip
     if with_decay and p.family != CHANNEL.value:
         # Sums over blocks here and not by atomics: the same bits in every run.

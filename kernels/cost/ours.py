@@ -76,8 +76,10 @@ def _scan_states(shape: Shape) -> Kernel:
 
 def outputs(shape: Shape, written: Access | None = None) -> Kernel:
     """`written` is in the place of the values for the delta rule."""
-    plan = Plan(shape, "outputs")
+    plan = Plan(shape, "delta_outputs" if shape.delta else "outputs")
     keys, values = plan.key_blocks, plan.value_blocks
+    scores = values * _levels(shape) * plan.within_tiles(shape.key_width)
+    weighed = shape.decay == "channel"  # before they are multiplied, not after
     return Kernel(
         "outputs",
         "forward",
@@ -95,9 +97,10 @@ def outputs(shape: Shape, written: Access | None = None) -> Kernel:
         vector_ops=values * (plan.weigh(plan.tokens) + plan.weigh_pairs())
         + plan.rebuild(plan.before),
         **plan.products(
-            values * _levels(shape) * plan.within_tiles(shape.key_width)
+            (scores if weighed else 0.0)
             + plan.within_tiles(shape.value_width)
-            + plan.with_states(plan.tiles + plan.passes)
+            + plan.with_states(plan.tiles + plan.passes),
+            both=0.0 if weighed else scores,
         ),
     )
 
@@ -266,16 +269,14 @@ def gradient_ops(plan: Plan) -> float:
         return summed + exchanged + plan.key_blocks * plan.weigh_pairs() + 4 * pairs + 2 * keys
     # A level weighs its operand and its product, adds the product to dq or dk and multiplies it by
     # the operand. Before the levels the scores' gradients are made symmetric, and those on the
-    # diagonal multiply queries and keys.
-    return summed + exchanged + LEVELS * (plan.weigh(plan.tokens) + 3 * keys) + pairs + 2 * keys
+    # diagonal multiply queries and keys. What queries read is summed along tokens.
+    return summed + exchanged + LEVELS * (plan.weigh(plan.tokens) + 3 * keys) + pairs + 3 * keys
 
 
 def _decay_products(plan: Plan) -> float:
     """FLOPs of the products with matrices of zeros and ones that sum up a decay's gradient."""
     if plan.shape.decay == "channel":
-        return (LEVELS + 2) * plan.within_tiles(plan.shape.key_width)
-    if plan.shape.decay == "scalar":
-        return plan.key_blocks * plan.within_tiles(TILE)
+        return (LEVELS + 1) * plan.within_tiles(plan.shape.key_width)
     return 0.0
 
 

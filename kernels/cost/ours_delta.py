@@ -7,7 +7,7 @@ place of values. What the step of one tile loads twice counts once in `requested
 
 from kernels.cost.accounting import FLOAT32, Access, Kernel, Shape, access
 from kernels.cost.ours import decay_gradients, gradient_ops, outputs
-from kernels.cost.plan import LEVELS, TILE, Plan
+from kernels.cost.plan import LEVELS, Plan
 
 # Products that solve a tile's system from blocks of 2 rows on: four blocks of 16 x 16 at once in
 # three doublings, then two of 16 x 16, then one of 32 x 32; two products per doubling.
@@ -20,19 +20,20 @@ def our_delta_kernels(shape: Shape) -> list[Kernel]:
         _corrections(shape),
         _delta_states(shape),
         _outputs(shape),
-        *_cast(shape, "do"),
         _delta_state_gradients(shape),
         _key_query_gradients(shape),
         *([decay_gradients(shape, "delta_key_query_gradients")] if shape.decay == "scalar" else []),
-        *_cast(shape, "dv"),
+        *([_cast(shape)] if shape.input_bytes != FLOAT32 else []),
         _beta_gradients(shape),
     ]
 
 
 def _corrections(shape: Shape) -> Kernel:
     plan = Plan(shape, "corrections")
-    solving = {"tf32_flops": 3.0 * plan.tiles * SOLVING}
-    products = plan.products(levels(shape) * plan.within_tiles(shape.key_width))
+    scores = plan.within_tiles(shape.key_width)
+    of_levels = LEVELS * scores if shape.decay == "channel" else 0.0
+    products = plan.products(of_levels, both=0.0 if of_levels else scores)
+    tf32 = products.pop("tf32_flops", 0.0) + 3.0 * plan.tiles * SOLVING
     return Kernel(
         "corrections",
         "forward",
@@ -41,15 +42,17 @@ def _corrections(shape: Shape) -> Kernel:
             plan.beta(1),
             *plan.decay(channel=(1, 0, 0), scalar=(1, 0, 0)),
         ),
-        writes=(_corrections_of(plan),),
+        writes=(plan.pairs("corrections"),),
         vector_ops=plan.weigh_pairs(),
-        **{name: products.get(name, 0.0) + solving.get(name, 0.0) for name in products | solving},
+        tf32_flops=tf32,
+        **products,
     )
 
 
 def _delta_states(shape: Shape) -> Kernel:
     plan = Plan(shape, "delta_states")
     values = plan.value_blocks
+    of_keys = plan.with_states(2 * plan.tiles)  # read and written
     return Kernel(
         "delta_states",
         "forward",
@@ -58,7 +61,7 @@ def _delta_states(shape: Shape) -> Kernel:
             plan.values("v"),
             plan.beta(values),
             *plan.decay(channel=(values, 0, 0), scalar=(values, 0, 0)),
-            _corrections_of(plan, values),
+            plan.pairs("corrections", values),
             plan.border_state("initial state"),
         ),
         writes=(
@@ -69,12 +72,12 @@ def _delta_states(shape: Shape) -> Kernel:
             plan.operands("writes"),
         ),
         vector_ops=_state_ops(plan) + 4.0 * plan.tokens * shape.value_width,
-        **_with_corrections(plan, plan.with_states((1 + _parts(shape)) * plan.tiles)),
+        **_products(plan, plan.within_tiles(shape.value_width), of_keys),
     )
 
 
 def _outputs(shape: Shape) -> Kernel:
-    plan = Plan(shape, "outputs")
+    plan = Plan(shape, "delta_outputs")
     kernel = outputs(shape, plan.operands("writes", own=1, before=plan.key_blocks))
     return Kernel(**(vars(kernel) | {"writes": (*kernel.writes, plan.pairs("weights"))}))
 
@@ -88,11 +91,11 @@ def _delta_state_gradients(shape: Shape) -> Kernel:
         reads=(
             plan.keys("q", own=values),
             plan.keys("k", own=values),
-            plan.operands("do"),
+            plan.values("do"),
             plan.operands("errors"),
             plan.beta(values),
             *plan.decay(channel=(values, 0, 0), scalar=(values, 0, 0)),
-            _corrections_of(plan, values),
+            plan.pairs("corrections", values),
             plan.pairs("weights", values),
             plan.border_state("d final state"),
         ),
@@ -100,14 +103,15 @@ def _delta_state_gradients(shape: Shape) -> Kernel:
             plan.border_state("d final state"),  # filled with zeros beforehand
             plan.states("state gradients at ends", shape.operand_bytes),
             plan.border_state("d initial state"),
-            plan.operands("dv"),
+            _inner_value_gradient(plan),
             access("d beta, parts", plan.tokens * values, FLOAT32),
         ),
         vector_ops=_state_ops(plan, reads=2) + 6.0 * plan.tokens * shape.value_width,
-        **_with_corrections(
+        **_products(
             plan,
-            plan.with_states((2 + _parts(shape)) * plan.tiles)
-            + plan.within_tiles(shape.value_width),
+            plan.within_tiles(shape.value_width),
+            plan.with_states(3 * plan.tiles),
+            one=plan.within_tiles(shape.value_width),
         ),
     )
 
@@ -117,11 +121,14 @@ def _key_query_gradients(shape: Shape) -> Kernel:
     plan = Plan(shape, "delta_key_query_gradients")
     keys, values = plan.key_blocks, plan.value_blocks
     channel = shape.decay == "channel"
-    scores = {"none": 4, "head": 4, "scalar": 6, "channel": 2 * LEVELS}[shape.decay]
     numbers = {"none": 0, "head": 0, "scalar": keys, "channel": shape.key_width}[shape.decay]
     again = 1 if numbers else 0
-    summed = {"scalar": 2 * keys * plan.within_tiles(TILE)}
-    summed["channel"] = (2 * LEVELS + 2) * plan.within_tiles(shape.key_width)
+    # Products inside the tile, by how many of their operands are inputs. A decay per channel weighs
+    # both beforehand, but multiplies zeros and ones for its gradient.
+    across = plan.within_tiles(shape.key_width)
+    none, one = (2 * LEVELS, 2 * LEVELS + 1) if channel else (0, 3)
+    both = 2 if shape.decay == "scalar" else 0
+    through = 2.0 * plan.tiles * shape.key_width * shape.value_width if numbers else 0.0
     decay_gradient = access(
         "d decay" if channel else "d decay, parts", plan.tokens * numbers, FLOAT32
     )
@@ -132,8 +139,8 @@ def _key_query_gradients(shape: Shape) -> Kernel:
             plan.keys("q", own=1 + again, after=values),
             plan.keys("k", own=2 + again, before=values, after=values),
             plan.operands("writes", own=3 * keys, before=keys),
-            plan.operands("do", own=2 * keys, after=keys),
-            plan.operands("dv", own=2 * keys, after=keys),
+            plan.values("do", own=2 * keys, after=keys),
+            _inner_value_gradient(plan, own=2 * keys, after=keys),
             *plan.decay(
                 channel=(3, values, values), scalar=(3 * keys, keys * values, keys * values)
             ),
@@ -142,27 +149,34 @@ def _key_query_gradients(shape: Shape) -> Kernel:
         ),
         writes=(plan.keys("dq"), plan.keys("dk"), *([decay_gradient] if numbers else [])),
         vector_ops=2 * gradient_ops(plan)
+        - through  # what passes the whole tile counts once
         + 3 * plan.weigh(plan.tokens)
         + plan.rebuild(plan.before)
         + plan.rebuild(plan.after)
         + values * plan.weigh(plan.after),
         **plan.products(
-            2 * keys * plan.within_tiles(shape.value_width)
-            + scores * plan.within_tiles(shape.key_width)
-            + plan.with_states(3 * plan.tiles + 3 * plan.passes)
-            + summed.get(shape.decay, 0.0)
+            keys * plan.within_tiles(shape.value_width)
+            + none * across
+            + plan.with_states(2 * plan.tiles + 2 * plan.passes),
+            one=keys * plan.within_tiles(shape.value_width)
+            + one * across
+            + plan.with_states(plan.tiles + plan.passes),
+            both=both * across,
         ),
     )
 
 
-def _cast(shape: Shape, name: str) -> list[Kernel]:
-    """float16 gradients are float32 inside."""
-    if shape.input_bytes == shape.operand_bytes:
-        return []
-    outside = access(name, shape.elements("bthv"), shape.input_bytes)
-    inside = access(name, shape.elements("bthv"), shape.operand_bytes)
-    read, written = (outside, inside) if name == "do" else (inside, outside)
-    return [Kernel(f"cast of {name}", "backward", reads=(read,), writes=(written,))]
+def _inner_value_gradient(plan: Plan, own: int = 1, after: int = 0) -> Access:
+    """What keys read has -dv as its gradient: it is kept in float32."""
+    name = "dv" if plan.shape.input_bytes == FLOAT32 else "dv in float32"
+    return plan.operands(name, own, after=after)
+
+
+def _cast(shape: Shape) -> Kernel:
+    """Rounds dv for the caller."""
+    plan = Plan(shape, "delta_state_gradients")
+    reads, writes = (_inner_value_gradient(plan),), (plan.values("dv"),)
+    return Kernel("cast of dv", "backward", reads, writes)
 
 
 def _beta_gradients(shape: Shape) -> Kernel:
@@ -178,26 +192,11 @@ def _beta_gradients(shape: Shape) -> Kernel:
     )
 
 
-def levels(shape: Shape) -> int:
-    """How many masked products weigh the pairs of a tile."""
-    return LEVELS if shape.decay == "channel" else 1
-
-
-def _corrections_of(plan: Plan, times: int = 1) -> Access:
-    """float16 for 16-bit inputs: no element exceeds 1."""
-    return plan.pairs("corrections", times, width=plan.shape.input_bytes)
-
-
-def _parts(shape: Shape) -> int:
-    """Operands that hold all digits of a write."""
-    return 2 if shape.operand_bytes == 2 else 1
-
-
-def _with_corrections(plan: Plan, flops: float) -> dict[str, float]:
-    """Products of the operands' type, and the one with corrections, whose operands are float32."""
-    exact = plan.shape.tf32_products * plan.within_tiles(plan.shape.value_width)
-    products = {"tf32_flops": 0.0} | plan.products(flops)
-    return products | {"tf32_flops": products["tf32_flops"] + exact}
+def _products(plan: Plan, flops: float, of_keys: float, one: float = 0.0) -> dict[str, float]:
+    """`of_keys` have q or k as an operand, which a decay per channel weighs beforehand."""
+    if plan.shape.decay == "channel":
+        return plan.products(flops + of_keys, one)
+    return plan.products(flops, one + of_keys)
 
 
 def _state_ops(plan: Plan, reads: int = 1) -> float:

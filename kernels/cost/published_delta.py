@@ -16,6 +16,7 @@ from kernels.cost.accounting import FLOAT32, Access, Direction, Kernel, Shape, a
 from kernels.cost.published import BLOCK, SUBCHUNK, Rows
 
 SMALL = 32  # key channels of a program of the backward pass inside chunks, for decays per channel
+VALUE_WIDE = ("v", "u", "v_new", "o", "do", "du", "dv", "dv2")
 MERGING = 16  # products of 16 x 16 blocks that merge four inverted diagonal blocks
 
 
@@ -51,20 +52,13 @@ def _substitution(rows: Rows) -> float:
     return 2.0 * rows.tokens * SUBCHUNK * SUBCHUNK
 
 
-def _row(rows: Rows, names: str, last: str) -> list[Access]:
-    """Input-type tensors by name: k-wide, but for those listed in `last`, which are v-wide."""
+def _tensors(rows: Rows, names: str) -> list[Access]:
+    """q, k, v and so on in the input type, by name: v-wide or k-wide."""
     shape = rows.shape
     return [
-        access(name, shape.elements("bthv" if name in last.split() else "bthk"), shape.input_bytes)
+        access(name, shape.elements("bthv" if name in VALUE_WIDE else "bthk"), shape.input_bytes)
         for name in names.split()
     ]
-
-
-VALUE_WIDE = "v u v_new o do du dv dv2"
-
-
-def _tensors(rows: Rows, names: str) -> list[Access]:
-    return _row(rows, names, VALUE_WIDE)
 
 
 def _scalar_kernels(rows: Rows) -> list[Kernel]:
@@ -214,7 +208,7 @@ def _channel_kernels(rows: Rows) -> list[Kernel]:
     states = float(rows.states)
     g, beta = rows.decay(), _beta(rows)
     # States are weighed by the last row of every chunk only.
-    last = access("summed decay, last rows", rows.states // value_width, FLOAT32)
+    last = access(g[0].name, rows.states // value_width, FLOAT32)
     # Of both Aqk and Akk: below the diagonal products, on it pair by pair.
     below = 2 * 2.0 * rows.strictly_lower * key_width
     diagonal = 2 * 5.0 * (rows.lower - rows.strictly_lower) * key_width

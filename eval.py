@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from conf.cli import hydra_main
-from conf.schema import EvalSettings
+from conf.schema import EvalSettings, TrainSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def main(settings: EvalSettings) -> None:
 
     device = pick_device(settings.device)
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
-    config = folder.config()
+    config = folder.config(TrainSettings)
     data_folder, index = bound(folder.path, config)
     model, _ = load_model(path, device)
     scores = validation_scores(

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 def main(settings: GenerateSettings) -> None:
     check_prompt(settings.prompt)
 
-    from data.index import TOKENIZER_FILE
-    from data.tokenizer import Tokenizer
+    from data.binding import tokenizer_of
     from model.training.device import pick_device
     from model.training.load import find_checkpoint, load_model
 
     device = pick_device(settings.device)
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
-    tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
+    tokenizer = tokenizer_of(folder.path)
     model, _ = load_model(path, device)
     print(settings.prompt, end="", flush=True)
     for text in continuation(

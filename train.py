@@ -3,9 +3,10 @@
     1. check every setting, also against the run that is continued; nothing is written before
     2. find the data set, or prepare it
     3. build the model and print its layer table; on a GPU, check its kernels
-    4. open the run's folder: a new run, or the same command again continues it
-    5. train
-    6. validate on the whole held-out text; write a sample, plots and the summary
+    4. plan the run's length; measure the machine if `trainer.minutes` limits it
+    5. open the run's folder: a new run, or the same command again continues it
+    6. train
+    7. validate on the whole held-out text; write a sample, plots and the summary
 
 `python train.py --cfg job` prints every setting, `python train.py --help` the choices.
 """
@@ -13,7 +14,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from conf.cli import hydra_main
+from conf.cli import hydra_main, override
 from conf.paths import located
 from conf.schema import TrainSettings
 
@@ -41,7 +42,21 @@ MAY_CHANGE = (
     "trainer.checkpoint_every",
     "trainer.keep_last",
     "trainer.keep_every",
+    "trainer.sample_tokens",
+    "trainer.plots",
 )
+
+
+def may_change(settings: TrainSettings, folder: "RunFolder") -> list[str]:
+    """`MAY_CHANGE`, and the mixers that no layer names."""
+    from model.pattern import expand
+
+    models = [settings.model.model_dump()]
+    if folder.exists:
+        models.append(folder.config(TrainSettings)["model"])
+    used = {name for model in models for block in expand(model["layers"]) for name in block}
+    names = {name for model in models for name in model["mixers"]}
+    return [*MAY_CHANGE, *(f"model.mixers.{name}" for name in sorted(names - used))]
 
 
 def check_job(settings: TrainSettings) -> "Path":
@@ -56,26 +71,27 @@ def main(settings: TrainSettings) -> None:
     from data.binding import bind
     from data.index import read_index
     from data.prepare import prepare
-    from model.training.budget import planned_tokens
+    from model.training.budget import planned
+    from model.training.checkpoints import resumable
     from model.training.kernel_check import check_kernels
+    from model.training.schedules import check_schedule
 
     data_folder = prepare(settings.data, settings.tokenizer)
     index = read_index(data_folder)
-    model = build_model(settings, folder, index)
+    model = build_model(settings, folder, data_folder, index)
     check_kernels(model, settings.trainer.precision, device)
+    trainer = settings.trainer
+    record = folder.path / "budget.json"
+    begun = resumable(folder.checkpoints)
+    plan = planned(record, model, settings.optimizer, trainer, settings.data.seq_len, device, begun)
+    if plan.tokens < trainer.tokens:
+        check_schedule(settings.schedule, plan.tokens, trainer.minutes)
+    steps = -(-plan.tokens // trainer.batch_tokens)
     with located(folder.path):
-        folder.open(settings, MAY_CHANGE)
+        folder.open(settings, may_change(settings, folder))
         with folder.locked():
             bind(folder.path, data_folder, index)
-            tokens = planned_tokens(
-                folder.path / "budget.json",
-                model,
-                settings.optimizer,
-                settings.trainer,
-                settings.data.seq_len,
-                device,
-            )
-            steps = -(-tokens // settings.trainer.batch_tokens)
+            plan.keep(record)
             train(settings, folder, model, data_folder, index, steps, device.type)
 
 
@@ -104,36 +120,52 @@ def check_settings(settings: TrainSettings) -> tuple[TrainSettings, "RunFolder",
     from model.training.checkpoints import resumable
     from model.training.device import pick_device, resolve
     from model.training.load import checkpoint_of
+    from model.training.memory import check_memory
 
     device = pick_device(settings.trainer.device)
-    saved = folder.config()["trainer"] if folder.exists else None
+    saved = folder.config(TrainSettings)["trainer"] if folder.exists else None
     trainer = resolve(settings.trainer, device, saved)
     settings = settings.model_copy(update={"trainer": trainer})
-    folder.check(settings, MAY_CHANGE)
+    folder.check(settings, may_change(settings, folder))
     if not resumable(folder.checkpoints) and settings.run.init_from is not None:
         checkpoint_of(settings.run.init_from, settings.run.root)
+    # The vocabulary of a tokenizer that is there already is not known yet.
+    known = settings.tokenizer.path is None and settings.data.dir is None
     with torch.device("meta"):  # widths are checked, no memory is taken
-        LanguageModel(settings.model, vocab_size=1)
+        model = LanguageModel(settings.model, settings.tokenizer.vocab_size if known else 1)
+    check_memory(model, settings.trainer, settings.data.seq_len, device)
     return settings, folder, device
 
 
-def build_model(settings: TrainSettings, folder: "RunFolder", index: "Index") -> "LanguageModel":
+def build_model(
+    settings: TrainSettings, folder: "RunFolder", data_folder: "Path", index: "Index"
+) -> "LanguageModel":
     """The network with its first weights, or those of `run.init_from`; prints the layer table.
 
     A run with a checkpoint of its own needs no other one; it may be gone.
+
+    Raises:
+        ValueError: the weights of `run.init_from` are for another tokenizer or architecture.
     """
     import torch
     from rich import print as rich_print
 
+    from data.binding import check_tokenizer
     from model.layer_table import layer_table
     from model.network import LanguageModel
     from model.training.checkpoints import resumable
-    from model.training.load import load_weights
+    from model.training.load import checkpoint_of, load_weights, run_of
 
     torch.manual_seed(settings.seed)
     model = LanguageModel(settings.model, index.vocab_size)
     if settings.run.init_from is not None and not resumable(folder.checkpoints):
-        load_weights(model, settings.run.init_from, settings.run.root)
+        source = checkpoint_of(settings.run.init_from, settings.run.root)
+        origin = run_of(source)
+        if origin is not None:
+            check_tokenizer(origin.path, data_folder, index, settings.data.dir is not None)
+        else:
+            print(f"note: {source} is in no run's folder, so that its tokenizer is not known")
+        load_weights(model, source)
     rich_print(layer_table(model, settings.data.seq_len))
     return model
 
@@ -173,8 +205,13 @@ def train(
         validation_bytes_per_target=validation.bytes / (validation.tokens - validation.documents),
     )
     if options.compile == "on":
-        for block in model.blocks:
-            block.compile()
+        model.compile_blocks()
+        if accelerator == "cpu":
+            print(
+                "note: trainer.compile=on: the first step and the first validation compile each "
+                "kind of block, which takes a CPU a minute or so per kind",
+                flush=True,
+            )
     data = PackedDataModule(
         data_folder,
         settings.data,
@@ -239,8 +276,7 @@ def finish(
     upload: list[str],
 ) -> dict[str, Any]:
     """Validates on the whole held-out text; writes a sample, plots and the summary."""
-    from data.index import TOKENIZER_FILE
-    from data.tokenizer import Tokenizer
+    from data.binding import tokenizer_of
     from eval import validation_scores
     from generate import continuation
     from model.training.checkpoints import latest
@@ -251,22 +287,24 @@ def finish(
     scores = validation_scores(
         model, data_folder, settings.data.seq_len, options.validation_rows, options.precision
     )
-    pictures = draw(
-        folder.metrics_file,
-        folder.plots,
-        {
+    files = [latest(folder.checkpoints)]
+    if options.plots:
+        baselines = {
             "gzip -9": scores["gzip_bits_per_byte"],
             "token frequencies": scores["unigram_bits_per_byte"],
-        },
-        scores,
-    )
+        }
+        files += draw(folder.metrics_file, folder.plots, baselines, scores)
     model.eval()
-    tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
-    text = continuation(model, tokenizer, "", 300, settings.seed, temperature=0.8, top_p=0.95)
-    sample = folder.path / "sample.txt"
+    tokenizer = tokenizer_of(folder.path)
+    if options.sample_tokens:
+        text = continuation(
+            model, tokenizer, "", options.sample_tokens, settings.seed, temperature=0.8, top_p=0.95
+        )
+        files.append(folder.path / "sample.txt")
+        files[-1].write_text("".join(text) + "\n", encoding="utf-8")
     # conf/generate.yaml and conf/eval.yaml look in runs/ unless told otherwise.
-    run = folder.name if settings.run.root == "runs" else f"{folder.name} root={settings.run.root}"
-    sample.write_text("".join(text) + "\n", encoding="utf-8")
+    root = settings.run.root
+    run = folder.name if root == "runs" else f"{folder.name} {override('root', root)}"
     return summarize(
         folder,
         **scores,
@@ -274,7 +312,7 @@ def finish(
         tokens=metrics.tokens,
         parameters=model.num_parameters(),
         steps=steps,
-        files=[latest(folder.checkpoints), *pictures, sample],
+        files=files,
         next_commands=[
             f'python generate.py run={run} prompt="def "',
             f"python eval.py run={run}",

@@ -13,6 +13,7 @@ carried state.
 
 import argparse
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -24,15 +25,22 @@ from torch import Tensor
 from kernels import linear_attention
 
 FAMILIES = ("none", "head", "scalar", "channel", "delta_none", "delta_scalar", "delta_channel")
-DEFAULT_SHAPES = ("4x1024x4x64x64", "4x1024x4x32x64", "1x4096x4x64x64", "1x16384x4x64x64")
+DEFAULT_SHAPES = [
+    (4, 1024, 4, 64, 64),
+    (4, 1024, 4, 32, 64),
+    (1, 4096, 4, 64, 64),
+    (1, 16384, 4, 64, 64),
+]
 LONGEST_SOFTMAX = 8192  # beyond it one softmax backward takes many seconds on a CPU
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shapes", nargs="+", default=DEFAULT_SHAPES, help="BxTxHxKxV")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--shapes", nargs="+", type=_shape, default=DEFAULT_SHAPES, help="BxTxHxKxV"
+    )
+    parser.add_argument("--threads", type=_count, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=_count, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -41,7 +49,21 @@ def main() -> None:
         f"medians of {arguments.repeats}"
     )
     for shape in arguments.shapes:
-        report(tuple(int(size) for size in shape.split("x")), arguments.repeats)
+        report(shape, arguments.repeats)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 9999")
+    return int(text)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6}){4}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not five whole numbers BxTxHxKxV, such as 1x1024x4x64x64"
+        )
+    return tuple(map(int, text.split("x")))
 
 
 def report(shape: tuple[int, ...], repeats: int) -> None:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from conf.paths import explain
 from conf.process import tune_process
+from conf.settings import SAVED
 from conf.sweep import CONF, check_sweep
 
 _SWEEP_FLAGS = ("-m", "--multirun")
@@ -130,14 +131,17 @@ def validate(cfg: Any, schema: type[BaseModel]) -> Any:
     return check(values, schema)
 
 
-def check(values: Any, schema: type[BaseModel]) -> Any:
-    """Checks plain values against `schema`; the error names every problem, see `validate`."""
+def check(values: Any, schema: type[BaseModel], saved: bool = False) -> Any:
+    """Checks plain values against `schema`; the error names every problem, see `validate`.
+
+    saved: the values are those of a run, maybe an older one; see `conf.settings.Settings.before`.
+    """
     try:
-        return schema.model_validate(values)
+        return schema.model_validate(values, context=SAVED if saved else None)
     except ValidationError as error:
         from conf.errors import describe
 
-        problems = describe(error, schema, values)
+        problems = describe(error, schema, values, typed=not saved)
         if len(problems) == 1:
             raise ValueError(problems[0]) from None
         listing = "\n".join(f"  - {problem}" for problem in problems)
@@ -181,8 +185,10 @@ def rewrite_overrides(
             value = _quote(value)
         elif not _parses(override):
             value = ",".join(map(_quote, value.split(","))) if sweeping else _quote(value)
+        if override == "experiment=null":
+            continue  # the default, for which Hydra has no word
         is_group = _is_group(name)
-        if is_group and "@" not in name and not name.startswith("hydra"):
+        if is_group and not name.startswith("hydra") and not key.startswith("~"):
             _check_choice(name, value)
         prefix = "++" if key == name and not is_group else ""
         rewritten.append(f"{prefix}{key}={value}")
@@ -190,7 +196,7 @@ def rewrite_overrides(
 
 
 def override(key: str, value: Any) -> str:
-    """What to type in a shell to give `key` exactly `value`: None, a number, text or a list."""
+    """What to type in a shell to give `key` exactly `value`: None, a number, text, lists, dicts."""
     return shlex.quote(f"{key}={_literal(value)}")
 
 
@@ -199,6 +205,8 @@ def _literal(value: Any) -> str:
         return "null"
     if isinstance(value, list):
         return f"[{','.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_literal(item)}' for key, item in value.items())}}}"
     if not isinstance(value, str):
         return str(value).lower()
     simple = re.fullmatch(r"[\w./*?-]+", value) and _parsed(f"key={value}") == value
@@ -209,14 +217,14 @@ def _is_group(name: str) -> bool:
     return "@" in name or "/" in name or name.startswith("hydra") or (CONF / name).is_dir()
 
 
-def _check_choice(group: str, value: str) -> None:
+def _check_choice(key: str, value: str) -> None:
     """Refuses a choice that no file of the group describes; lists and sweeps are left to Hydra."""
-    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    choices = sorted(path.stem for path in (CONF / key.split("@")[0]).glob("*.yaml"))
     for choice in value.split(","):
-        if choices and re.fullmatch(r"[\w-]+", choice) and choice not in (*choices, "null"):
+        if choices and re.fullmatch(r"[\w-]+", choice) and choice not in choices:
             close = difflib.get_close_matches(choice, choices, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"{group}={choice}: not one of {', '.join(choices)}{hint}")
+            raise ValueError(f"{key}={choice}: not one of {', '.join(choices)}{hint}")
 
 
 def _quote(value: str) -> str:

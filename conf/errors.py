@@ -10,18 +10,21 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 
-def describe(error: ValidationError, schema: type[BaseModel], values: Any) -> list[str]:
+def describe(
+    error: ValidationError, schema: type[BaseModel], values: Any, typed: bool = True
+) -> list[str]:
     """One sentence per problem, each starting with the dotted key.
 
     Args:
         error: what pydantic raised for `values`.
         schema: the model that was validated.
         values: the plain nested dict that was given.
+        typed: whether a missing key can be typed; not where the values are those of a run.
     """
-    return [_sentence(item, schema, values) for item in error.errors()]
+    return [_sentence(item, schema, values, typed) for item in error.errors()]
 
 
-def _sentence(item: Any, schema: type[BaseModel], values: Any) -> str:
+def _sentence(item: Any, schema: type[BaseModel], values: Any, typed: bool) -> str:
     keys, owner = _walk(item["loc"], schema, values)
     key = ".".join(str(part) for part in keys)
     given = item["input"]
@@ -33,7 +36,11 @@ def _sentence(item: Any, schema: type[BaseModel], values: Any) -> str:
                 f"{_suggest(str(keys[-1]), allowed)}; {_place(keys)} has: {', '.join(allowed)}"
             )
         case "missing":
-            return f"{key}: missing; give it as {key}=VALUE"
+            return f"{key}: missing" + (f"; give it as {key}=VALUE" if typed else "")
+        case "string_too_short":
+            field = owner.model_fields[keys[-1]] if owner is not None else None
+            none = field is not None and type(None) in _members(field.annotation)
+            return f"{key}='': empty; give it as {key}=VALUE" + (f" or {key}=null" if none else "")
         case "literal_error":
             allowed = _choices(owner, keys[-1], item)
             return (
@@ -49,6 +56,10 @@ def _sentence(item: Any, schema: type[BaseModel], values: Any) -> str:
         case "value_error":
             reason = str(item["ctx"]["error"])
             return f"{key}: {reason}" if key else reason
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            (bound,) = item["ctx"].values()  # pydantic writes 1e-12 with all its zeros
+            words = _lower(item["msg"]).rsplit(" ", 1)[0]
+            return f"{key}={_show(given)}: {words} {bound}"
         case _:
             return f"{key}={_show(given)}: {_lower(item['msg'])}"
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from conf.settings import Count, CountOrZero, Fraction, Settings
+from conf.settings import Count, CountOrZero, Fraction, Settings, Text
 from data.config import DataConfig, TokenizerConfig
 from model.config import ModelSettings
 from model.training.config import OptimizerSettings, ScheduleSettings, TrainerSettings
@@ -14,9 +14,9 @@ from model.training.tracking import LoggerSettings
 class RunSettings(Settings):
     """Which run this is, and where it lives."""
 
-    name: str = Field(description="folder of the run; the same name continues the same run")
-    root: str = Field(description="folder that holds the runs")
-    init_from: str | None = Field(
+    name: Text = Field(description="folder of the run; the same name continues the same run")
+    root: Text = Field(description="folder that holds the runs")
+    init_from: Text | None = Field(
         description="start from the weights of another run (its name or a checkpoint file)"
     )
 
@@ -38,12 +38,14 @@ class TrainSettings(Settings):
 class GenerateSettings(Settings):
     """`python generate.py run=NAME prompt=TEXT`"""
 
-    run: str = Field(description="name of the run")
-    root: str
-    checkpoint: str = Field(description="latest, best, or a file name in the run's checkpoints")
+    run: Text = Field(description="name of the run")
+    root: Text
+    checkpoint: Text = Field(description="latest, best, or a file name in the run's checkpoints")
     prompt: str
     max_new_tokens: CountOrZero
-    temperature: float = Field(ge=0, description="0: always the most likely token")
+    temperature: float = Field(
+        ge=0, allow_inf_nan=False, description="0: always the most likely token"
+    )
     top_k: CountOrZero | None = Field(description="0 or null: all tokens")
     top_p: Fraction | None = Field(description="0, 1 or null: all tokens")
     seed: CountOrZero
@@ -53,8 +55,8 @@ class GenerateSettings(Settings):
 class EvalSettings(Settings):
     """`python eval.py run=NAME`"""
 
-    run: str
-    root: str
-    checkpoint: str
+    run: Text
+    root: Text
+    checkpoint: Text
     batch_rows: Count
     device: Literal["auto", "cpu", "cuda"]

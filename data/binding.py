@@ -4,8 +4,10 @@ The record is `data.json` beside a copy of the tokenizer, so that a run generate
 data set, and never continues on other data under the same name.
 """
 
+import contextlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import Any
 import yaml
 
 from conf.cli import CONF, override
+from conf.records import read_record
 from data.index import INDEX_FILE, TOKENIZER_FILE, Index, read_index
+from data.tokenizer import Tokenizer
 
 RECORD = "data.json"
 
@@ -26,7 +30,8 @@ def bind(run: Path, folder: Path, index: Index) -> None:
     """Records that `run` uses the prepared data set `folder`, or checks that it still does.
 
     Raises:
-        ValueError: the run was started on other data; both fingerprints are named.
+        ValueError: the run was started on other data, both fingerprints are named; or its record
+            is damaged.
     """
     path = run / RECORD
     given = {
@@ -35,7 +40,7 @@ def bind(run: Path, folder: Path, index: Index) -> None:
         "tokenizer_fingerprint": index.tokenizer_fingerprint,
     }
     if path.is_file():
-        saved = json.loads(path.read_text())
+        saved = _record(run)
         if saved["fingerprint"] != given["fingerprint"]:
             raise ValueError(
                 f"run {run.name!r} was started on the data set {saved['folder']} (contents "
@@ -63,7 +68,7 @@ def bound(run: Path, config: Mapping[str, Any]) -> tuple[Path, Index]:
     path = run / RECORD
     if not path.is_file():
         raise ValueError(f"{run} has no {RECORD}: the run never started training")
-    saved = json.loads(path.read_text())
+    saved = _record(run)
     folder, fingerprint = Path(saved["folder"]), saved["fingerprint"]
     if not (folder / INDEX_FILE).is_file():
         same = _same_contents(folder.parent, fingerprint)
@@ -82,6 +87,48 @@ def bound(run: Path, config: Mapping[str, Any]) -> tuple[Path, Index]:
     return folder, index
 
 
+def check_tokenizer(run: Path, folder: Path, index: Index, is_given: bool) -> None:
+    """Refuses the weights of `run` for training on `folder` where their token ids mean other text.
+
+    is_given: `folder` is used as it is (data.dir), whatever the settings of text and tokenizer.
+
+    Raises:
+        ValueError: the tokenizers differ, or the run's record is gone or damaged.
+    """
+    saved = _record(run)
+    if saved["tokenizer_fingerprint"] == index.tokenizer_fingerprint:
+        return
+    kept = tokenizer_of(run)
+    text = "data.dir=null data.files=FILES " if is_given else ""
+    raise ValueError(
+        f"the weights of run {run.name!r} belong to its tokenizer {run / TOKENIZER_FILE} "
+        f"({kept.size:,} ids, {kept.fingerprint}), but {folder} has another one "
+        f"({index.vocab_size:,} ids, {index.tokenizer_fingerprint}), whose ids mean other text.\n"
+        f"To prepare the text with that run's tokenizer, type {text}"
+        f"{override('tokenizer.path', str(run / TOKENIZER_FILE))}\n"
+        f"To train on that run's data, type data=prepared data.files=null data.hub=null "
+        + override("data.dir", saved["folder"])
+    )
+
+
+def tokenizer_of(run: Path) -> Tokenizer:
+    """The tokenizer of a run: the copy in its folder.
+
+    Raises:
+        ValueError: the copy is gone, damaged or another one.
+    """
+    path, saved = run / TOKENIZER_FILE, _record(run)
+    with contextlib.suppress(ValueError):  # gone or damaged
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.fingerprint == saved["tokenizer_fingerprint"]:
+            return tokenizer
+    original = Path(saved["folder"]) / TOKENIZER_FILE
+    raise ValueError(
+        f"{path} is missing or not the tokenizer that the run was trained with. Copy it again: "
+        f"{shlex.join(['cp', str(original), str(path)])}"
+    )
+
+
 def prepare_command(config: Mapping[str, Any]) -> str:
     """The command that prepares the data of a run: what differs from the defaults of conf/."""
     overrides = []
@@ -93,6 +140,13 @@ def prepare_command(config: Mapping[str, Any]) -> str:
             if value != defaults[key]
         ]
     return " ".join(["python -m data.prepare", *overrides])
+
+
+def _record(run: Path) -> dict[str, Any]:
+    """What `bind` wrote."""
+    keys = ["folder", "fingerprint", "tokenizer_fingerprint"]
+    way_out = "restore it, or remove what is left: train.py with the run's settings writes it anew"
+    return read_record(run / RECORD, keys, way_out)
 
 
 def _way_out(config: Mapping[str, Any]) -> str:

@@ -4,28 +4,33 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.settings import Count, CountOrZero, Settings
+from conf.settings import Count, CountOrZero, RowLength, Settings, Text
 
 
 class TokenizerConfig(Settings):
     """How text becomes token ids. See `data.tokenizer`."""
 
     kind: Literal["sentencepiece"] = Field(description="Tokenizer library.")
-    path: str | None = Field(
+    path: Text | None = Field(
         description="An existing sentencepiece .model to use; the settings below then have no "
         "effect. null: train one on the training split."
     )
-    vocab_size: Count = Field(description="Number of token ids, 4 special and 256 byte ids in it.")
+    vocab_size: Count = Field(
+        ge=4 + 256 + 1,
+        le=2**31 - 1,
+        description="Number of token ids, 4 special and 256 byte ids in it; sentencepiece counts "
+        "them in 32 bits.",
+    )
     model_type: Literal["bpe", "unigram"] = Field(description="How the vocabulary is trained.")
     sample_bytes: Count = Field(
         description="Bytes of text the vocabulary is trained on. A larger corpus is sampled in "
         "blocks of about 4 kB spread evenly over all its training documents.",
     )
     character_coverage: float = Field(
-        gt=0,
+        ge=0.98,
         le=1,
         description="Share of the sample's characters that get a piece of their own; "
-        "the rarest ones are written as bytes.",
+        "the rarest ones are written as bytes. sentencepiece takes 0.98 to 1.",
     )
 
 
@@ -39,26 +44,26 @@ class DataConfig(Settings):
         description="Glob, or list of globs: .jsonl, .jsonl.gz, .parquet and .arrow hold one "
         "document per record, any other file is text and one document."
     )
-    hub: str | None = Field(
+    hub: Text | None = Field(
         description="Hugging Face data set: a hub name, or a local folder that `datasets` can load."
     )
-    hub_config: str | None = Field(description="Configuration (subset) of the hub data set.")
-    hub_split: str = Field(description="Split of the hub data set that is read.")
-    text_column: str = Field(
+    hub_config: Text | None = Field(description="Configuration (subset) of the hub data set.")
+    hub_split: Text = Field(description="Split of the hub data set that is read.")
+    text_column: Text = Field(
         description="Column that holds the text, in files with records and hub."
     )
-    root: str = Field(description="Folder under which prepared data sets are written.")
-    dir: str | None = Field(
+    root: Text = Field(description="Folder under which prepared data sets are written.")
+    dir: Text | None = Field(
         description="A prepared data set to use as it is, with the tokenizer it was prepared with. "
         "If files or hub is given too, it must be what the set was prepared from."
     )
-    seq_len: Count = Field(description="Tokens per row.")
+    seq_len: RowLength = Field(description="Tokens per row.")
     validation_bytes: Count = Field(
         description="Validation text in bytes, by whole documents: at least this much."
     )
     seed: CountOrZero = Field(description="Seed of the validation split and of the training order.")
     workers: CountOrZero = Field(
-        description="Loader processes per rank. The order never depends on it."
+        le=256, description="Loader processes per rank. The order never depends on it."
     )
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ becomes timestamps) and cannot say which record is wrong. Parquet and Arrow file
 import glob
 import gzip
 import json
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -114,7 +115,7 @@ def table_texts(
         try:
             record = next(records, None)
         except Exception as error:  # whatever the reader or the network raises: one clear error
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}".rstrip(". \n")
             raise ValueError(f"{where} cannot be read: {reason}. {advice}") from error
         if record is None:
             return
@@ -125,6 +126,8 @@ def _loaded(
     load: Callable[[], "IterableDataset"], text_column: str, columns: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Records with the text column alone, if it is known to exist; fills in `columns`."""
+    # The readers of `datasets` log what they then raise, too.
+    logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     records = load()
     columns += records.column_names or []
     yield from records.select_columns([text_column]) if text_column in columns else records

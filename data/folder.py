@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
 
 import numpy as np
@@ -26,7 +27,11 @@ def building(folder: Path) -> Iterator[Path | None]:
     Gives None if another process completed `folder` while this one waited for it. The temporary
     folder is locked meanwhile. A killed process leaves it as it is, for the next call with this
     `folder` to continue; a block that ends with ValueError, a user's mistake, leaves nothing.
+
+    Raises:
+        ValueError: one of the names is taken by a link that leads nowhere.
     """
+    _check_link(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{_PREFIX}{folder.name}"
     with _locked(temporary):
@@ -89,12 +94,20 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             file = (folder / LOCK_FILE).open("ab")
         except FileNotFoundError:  # another process ended and removed or renamed the folder
+            _check_link(folder)
+            _check_link(folder / LOCK_FILE)
             continue
         with file:
             _lock(folder, file)
             if _is_open(folder / LOCK_FILE, file):
                 yield
                 return
+
+
+def _check_link(path: Path) -> None:
+    """Nothing can be made under a name that is a link into nowhere, now or later."""
+    if path.is_symlink() and not path.exists():
+        raise ValueError(f"{path} is a link that leads nowhere: remove it, rm {quote(str(path))}")
 
 
 def _remove(folder: Path) -> None:

@@ -135,13 +135,17 @@ class TrainSteps(IterableDataset):
 
 
 class ValidationBatches(Dataset):
-    """Batch b of rank r of W: rows [(b W + r) R, (b W + r + 1) R) of the split."""
+    """Batch b of rank r of W: rows [(b W + r) R, (b W + r + 1) R) of the split.
+
+    R is `batch_rows`, or what a rank has of the split, if that is less.
+    """
 
     def __init__(self, rows: PackedSplit, batch_rows: int, rank: int, world: int) -> None:
         if batch_rows < 1:
             raise ValueError(f"A validation batch needs at least 1 row, not {batch_rows}.")
         self.rows = rows
-        self.batch_rows = batch_rows
+        # More rows than the ranks' shares of the split would only be padding.
+        self.batch_rows = min(batch_rows, max(1, -(-len(rows) // world)))
         self.rank = rank
         self.world = world
 

@@ -35,6 +35,9 @@ BACKENDS: dict[str, Backend] = {
     "torch": torch_attention,
     "reference": reference_attention,
 }
+_LARGEST_SCALE = torch.finfo(torch.float32).max
+_SIGNED_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+_LARGEST_CHUNK = 2**31 - 1
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -79,27 +82,29 @@ def linear_attention(
             carried state included.
         state: what an earlier call returned; None starts from nothing. Its parts must match this
             call: z is there exactly when `normalize` is set, segment exactly when `segments` is.
-        chunk_size: tokens handled at once, >= 1; None picks a measured default. It changes speed
-            and rounding, not the result. Decays per token round it up to a power of two, triton
-            to a multiple of 64.
+        chunk_size: tokens handled at once, 1 to 2^31 - 1; None picks a measured default. It changes
+            speed and rounding, not the result. Decays per token round it up to a power of two,
+            triton to a multiple of 64.
         backend: "triton" (GPUs), "torch", "reference" (step by step), or "auto": triton where it
             can run, torch elsewhere.
 
     Returns:
         o [B, T, H, V] in v's dtype, and the state after the last token (float32, or float64 for
         float64 inputs). T = 0 gives an empty output and the incoming state. Gradients flow
-        through everything that is floating point; autocast is ignored.
+        through everything that is floating point, once: second derivatives take
+        backend="reference". Autocast is ignored.
 
     Raises:
         ValueError: for any argument outside this contract.
     """
-    _check_inputs(q, k, v, scale)
+    _check_types(q, k, v, decay, beta, segments, state)
+    _check_inputs(q, k, v)
+    _check_options(scale, normalize, chunk_size, backend)
     run = _choose_backend(backend, q, beta)
     _check_decay(q, decay)
     _check_beta(q, beta, normalize)
     _check_segments(q, segments)
     _check_state(q, v, normalize, segments, state)
-    _check_chunk_size(chunk_size)
     if q.shape[1] == 0:
         return v.clone(), _state_of_no_tokens(q, v, normalize, segments, state)
     return run(
@@ -120,14 +125,42 @@ def _choose_backend(name: str, q: Tensor, beta: Tensor | None) -> Backend:
     if name == "auto":
         on_gpu = q.device.type == "cuda" and refusal(q, beta) is None
         return BACKENDS["triton" if on_gpu else "torch"]
-    if name not in BACKENDS:
-        raise ValueError(f"backend={name!r} is unknown; use one of {['auto', *BACKENDS]}")
     if name == "triton" and (reason := refusal(q, beta)) is not None:
         raise ValueError(f"backend='triton' {reason}")
     return BACKENDS[name]
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+def _check_types(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    segments: Tensor | None,
+    state: LinearState | None,
+) -> None:
+    """Every tensor is a dense one with data, so that later checks may ask for its shape."""
+    required = {"q": q, "k": k, "v": v}
+    optional = {"decay": decay, "beta": beta, "segments": segments}
+    if state is not None:
+        if not isinstance(state, LinearState):
+            raise ValueError(
+                f"state must be a kernels.LinearState or None, got {type(state).__name__}"
+            )
+        required["state.S"] = state.S
+        optional |= {"state.z": state.z, "state.segment": state.segment}
+    for name, tensor in (required | optional).items():
+        if tensor is None and name in optional:
+            continue
+        if not isinstance(tensor, Tensor):
+            allowed = "a torch.Tensor or None" if name in optional else "a torch.Tensor"
+            raise ValueError(f"{name} must be {allowed}, got {type(tensor).__name__}")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise ValueError(f"{name} is a {layout} tensor; it must be dense: pass .to_dense()")
+
+
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != 4 or q.shape != k.shape or v.dim() != 4 or q.shape[:3] != v.shape[:3]:
         raise ValueError(f"expected q and k [B, T, H, K] and v [B, T, H, V], got {shapes}")
@@ -140,8 +173,29 @@ def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
         )
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k, v lie on different devices: {q.device}, {k.device}, {v.device}")
-    if not isinstance(scale, int | float):
+    if q.device.type == "meta":
+        raise ValueError("q, k, v lie on the meta device, which holds no data: move them off it")
+
+
+def _check_options(scale: float, normalize: bool, chunk_size: int | None, backend: str) -> None:
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ValueError(f"scale must be a Python number, got {type(scale).__name__}: scale q")
+    if not -_LARGEST_SCALE <= scale <= _LARGEST_SCALE:
+        given = scale if isinstance(scale, float) else "a larger whole number"
+        raise ValueError(f"scale must be finite and at most {_LARGEST_SCALE:g}, got {given}")
+    if not isinstance(normalize, bool):
+        raise ValueError(f"normalize must be True or False, got {normalize!r}")
+    if chunk_size is not None and (
+        not isinstance(chunk_size, int)
+        or isinstance(chunk_size, bool)
+        or not 1 <= chunk_size <= _LARGEST_CHUNK
+    ):
+        raise ValueError(
+            "chunk_size must be a whole number >= 1, below 2^31, or None, got "
+            + ("another" if isinstance(chunk_size, int) else f"{chunk_size!r:.40}")
+        )
+    if not isinstance(backend, str) or backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend={backend!r} is unknown; use one of {['auto', *BACKENDS]}")
 
 
 def _check_decay(q: Tensor, decay: Tensor | None) -> None:
@@ -184,8 +238,6 @@ def _check_state(
 ) -> None:
     if state is None:
         return
-    if not isinstance(state, LinearState):
-        raise ValueError(f"state must be a kernels.LinearState or None, got {type(state).__name__}")
     if normalize and state.z is None:
         raise ValueError("normalize=True needs state.z, which is None: pass z [B, H, K]")
     if not normalize and state.z is not None:
@@ -211,13 +263,6 @@ def _check_state(
         _check_integers("state.segment", state.segment, q)
 
 
-def _check_chunk_size(chunk_size: int | None) -> None:
-    if chunk_size is None:
-        return
-    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1:
-        raise ValueError(f"chunk_size must be a whole number >= 1 or None, got {chunk_size!r}")
-
-
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], legend: str) -> None:
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {legend} = {shape}")
@@ -234,8 +279,10 @@ def _check_work_tensor(name: str, tensor: Tensor, q: Tensor, reason: str) -> Non
 
 
 def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise ValueError(f"{name} is {tensor.dtype}; it must be an integer tensor: pass .long()")
+    if tensor.dtype not in _SIGNED_INTEGERS:  # torch does not compare the wide unsigned ones
+        raise ValueError(
+            f"{name} is {tensor.dtype}; it must be a signed integer tensor: pass .long()"
+        )
     _check_device(name, tensor, q)
 
 

@@ -10,6 +10,7 @@ a training step, only that they stop after compilation; the shapes are those of 
 
 import argparse
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from kernels.triton.targets import TARGETS, Resources, compile_for, resources
 
 FAMILIES = ("none", "head", "token", "channel")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_MAX_WIDTH = 4096  # far above any head in use; meta tensors of any width would pass
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
+def _width(text: str) -> int:
+    """A width of heads as the kernels take it."""
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= _MAX_WIDTH:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no width of a head: give a whole number from 1 to {_MAX_WIDTH}"
+        )
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m kernels.compile")
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["token", "channel"])
-    parser.add_argument("--width", nargs="+", type=int, default=[64, 128], help="K = V")
+    parser.add_argument("--width", nargs="+", type=_width, default=[64, 128], help="K = V")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--normalize", action="store_true")

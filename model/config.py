@@ -1,10 +1,10 @@
 """The typed configuration of the network; defaults are in conf/model/ and conf/mixer/."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from conf.settings import Count, CountOrZero, Positive, Settings
+from conf.settings import RowLength, RowLengthOrZero, Settings, whole_number
 
 DecayName = Literal["none", "retnet", "learned", "gla", "mamba2", "kda", "kda_bounded"]
 FeatureMapName = Literal["identity", "elu1", "relu", "silu"]
@@ -20,20 +20,51 @@ KDA_BOUND = 5.0  # kda_bounded: no log-decay is below -5
 _NON_NEGATIVE_MAPS = ("elu1", "relu")
 
 
+# Limits: what lies outside computes nothing, or overflows float32 somewhere later.
+MAX_WIDTH = 2**20
+Width = Annotated[int, BeforeValidator(whole_number), Field(gt=0, le=MAX_WIDTH)]
+"""Side of a matrix or a number of heads; a square matrix of the largest takes 4 TiB."""
+
+Taps = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=1024)]
+"""Taps of a short convolution, each of which is one more pass over the row."""
+
+RopeBase = Annotated[float, Field(ge=1, le=1e12)]
+"""The fastest pair of channels turns by 1 radian per token, the others slower. Below 1 they would
+turn faster, past any positions; from 1e12 on, the slowest turn by less than a row can show."""
+
+Expansion = Annotated[float, Field(gt=0, le=MAX_WIDTH)]
+"""A width as a multiple of d_model; the mixer checks the product."""
+
+MemoryLength = Annotated[float, Field(ge=0.01, le=1e9)]
+"""Tokens until a state has faded to 1/e: log-decays from -100, past which nothing is left after one
+token, to -1e-9, which float32 sums still tell from none."""
+
+Temperature = Annotated[float, Field(ge=0.01, le=1e4)]
+"""With any memory length, gates then start within 1e6 of 0."""
+
+NormEpsilon = Annotated[float, Field(ge=1e-12, le=1)]
+"""Added to mean squares of about 1; where all is 0, gradients are multiplied by eps^-1/2."""
+
+InitStd = Annotated[float, Field(ge=1e-6, le=100)]
+"""Products of three such matrices neither vanish in float32 nor overflow it."""
+
+
 class SoftmaxSettings(Settings):
     """Softmax attention: grouped-query heads; rotary, ALiBi or no positions; full or windowed."""
 
+    before: ClassVar = {"anchors": 0, "alibi": False, "conv_width": 0, "recall_init": False}
+
     kind: Literal["softmax"]
-    heads: Count = Field(description="query heads")
-    kv_heads: Count = Field(description="key and value heads; divides heads")
-    head_dim: Count | None = Field(description="width of a head; null: d_model / heads")
-    rope_base: Positive | None = Field(description="base of the rotary angles; null: none")
-    window: Count | None = Field(description="tokens a query sees, itself included; null: all")
-    anchors: CountOrZero = Field(
+    heads: Width = Field(description="query heads")
+    kv_heads: Width = Field(description="key and value heads; divides heads")
+    head_dim: Width | None = Field(description="width of a head; null: d_model / heads")
+    rope_base: RopeBase | None = Field(description="base of the rotary angles; null: none")
+    window: RowLength | None = Field(description="tokens a query sees, itself included; null: all")
+    anchors: RowLengthOrZero = Field(
         description="first tokens of a document that stay visible outside of the window"
     )
     alibi: bool = Field(description="scores fall linearly with distance, by a slope per head")
-    conv_width: CountOrZero = Field(
+    conv_width: Taps = Field(
         description="taps of the short convolution of keys and values; 0: none"
     )
     recall_init: bool = Field(
@@ -76,10 +107,12 @@ class LinearSettings(Settings):
     u_t is v_t (write: additive) or beta_t (v_t - S'^T phi(k_t)) (write: delta).
     """
 
+    before: ClassVar = {"write": "additive", "beta_max": None, "qk_norm": False}
+
     kind: Literal["linear"]
-    heads: Count
-    expand_k: Positive = Field(description="total key width as a multiple of d_model")
-    expand_v: Positive = Field(description="total value width as a multiple of d_model")
+    heads: Width
+    expand_k: Expansion = Field(description="total key width as a multiple of d_model")
+    expand_v: Expansion = Field(description="total value width as a multiple of d_model")
     write: Literal["additive", "delta"] = Field(
         description="additive: the value; delta: what the state holds for the key is moved towards "
         "the value by the fraction beta"
@@ -90,14 +123,14 @@ class LinearSettings(Settings):
     )
     qk_norm: bool = Field(description="L2 norm of queries and keys after the feature map")
     decay: DecayName
-    decay_rank: Count | None = Field(
+    decay_rank: Width | None = Field(
         description="rank of the gate projection; null: 16 for gla, the width of a value head for "
         "kda and kda_bounded"
     )
-    decay_temperature: Positive | None = Field(
+    decay_temperature: Temperature | None = Field(
         description="gla: log-decay = logsigmoid(gate) / temperature; null: 16"
     )
-    memory_length: list[Positive] | None = Field(
+    memory_length: list[MemoryLength] | None = Field(
         description="learned decays: [shortest, longest] memory in tokens at the start of "
         "training, spread evenly in the logarithm over channels or heads; null: [16, 512]"
     )
@@ -105,8 +138,8 @@ class LinearSettings(Settings):
     normalize: bool = Field(description="divide by the sum of the weights phi(q).phi(k)")
     output_gate: Literal["none", "swish", "sigmoid"]
     output_norm: bool = Field(description="RMSNorm of each head's output")
-    conv_width: CountOrZero = Field(description="taps of the short convolution; 0: none")
-    rope_base: Positive | None = Field(description="base of the rotary angles; null: none")
+    conv_width: Taps = Field(description="taps of the short convolution; 0: none")
+    rope_base: RopeBase | None = Field(description="base of the rotary angles; null: none")
 
     @model_validator(mode="after")
     def _options_make_sense(self):
@@ -170,19 +203,30 @@ class ModelSettings(Settings):
     """The network: width, layer mix and the mixers that the mix names."""
 
     layers: str = Field(description="the layer pattern, such as (gla gla retnet softmax)*2")
-    d_model: Count
-    ffn_dim: Count = Field(description="hidden width of the SwiGLU feed-forward layer")
+    d_model: Width
+    ffn_dim: Width = Field(description="hidden width of the SwiGLU feed-forward layer")
     tie_embeddings: bool = Field(description="use the embedding matrix as the output head")
-    norm_eps: Positive
+    norm_eps: NormEpsilon
     init: Literal["depth_scaled", "zero_residual"] = Field(
         description="depth_scaled: normal, projections back into the residual stream divided by "
         "sqrt(2 layers); zero_residual: those projections start at 0"
     )
-    init_std: Positive = Field(description="standard deviation of matrices, the head's included")
-    embedding_std: Positive = Field(
+    init_std: InitStd = Field(description="standard deviation of matrices, the head's included")
+    embedding_std: InitStd = Field(
         description="standard deviation of the embedding (and with it of a tied head)"
     )
     mixers: dict[str, MixerSettings]
+
+    @model_validator(mode="after")
+    def _tied_head_is_a_head(self):
+        if self.tie_embeddings and self.embedding_std > 5 * self.init_std:
+            raise ValueError(
+                f"tie_embeddings=true with embedding_std={self.embedding_std}: the head would "
+                f"start {self.embedding_std / self.init_std:.0f} times as large as "
+                f"init_std={self.init_std} says, and sure of wrong tokens; give "
+                f"model.embedding_std={self.init_std}, or tie_embeddings=false"
+            )
+        return self
 
 
 def _divisors(number: int) -> list[int]:

@@ -197,8 +197,14 @@ def _log_spaced(ends: tuple[float, ...], count: int) -> Tensor:
     return torch.linspace(low, high, count, dtype=torch.float64).exp()
 
 
-@functools.lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """A float32 tensor made once per device: no host-to-device copy at every call."""
+    if torch.compiler.is_compiling():  # becomes a constant of the program, made once as well
+        return torch.tensor(values, dtype=torch.float32, device=device)
+    return _cached_constant(values, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _cached_constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         return torch.tensor(values, dtype=torch.float32, device=device)

@@ -20,7 +20,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
-            return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps).to(x.dtype)
+            return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps)[0].to(x.dtype)
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
     def init_weights(self) -> None:
@@ -33,21 +33,35 @@ class _RMSNormOnCPU(torch.autograd.Function):
     Measured on [4, 512, 128], two cores: 0.7 ms forward and backward instead of 1.7 ms.
     """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, scale, weight)
-        return (x * scale).mul_(weight)
+    generate_vmap_rule = True
 
     @staticmethod
-    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, scale, weight = ctx.saved_tensors
-        normed = x * scale
-        d_weight = d_y * normed
-        shrink = (d_weight @ weight[:, None]).mul_(-1 / x.shape[-1])
-        d_x = normed.mul_(shrink).addcmul_(d_y, weight).mul_(scale)
-        return d_x, d_weight.flatten(0, -2).sum(0), None
+    def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        scale = _inverse_rms(x, eps)
+        return (x * scale).mul_(weight), scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        x, weight, ctx.eps = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # this gradient will be differentiated, and with it the scale
+            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
+        with torch.autocast("cpu", enabled=False):
+            normed = x * scale
+            d_weight = d_y * normed
+            shrink = (d_weight @ weight[:, None]) * (-1 / x.shape[-1])
+            d_x = (normed * shrink).addcmul_(d_y, weight).mul_(scale)
+        return d_x, d_weight.reshape(-1, x.shape[-1]).sum(0), None
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -13,8 +13,11 @@ from model.mixers.softmax import SoftmaxMixer
 from model.pattern import expand
 from model.sequence import SequenceInfo
 
-# Measured from 0.04 to 0.24 on the quickstart: the loss after 110 steps falls up to here.
-_RECALL_STD = 0.17
+# How sure the head is of a token that was looked up alone, in nats above an unrelated one. Measured
+# on the quickstart from 5 to 31: the loss after 110 steps falls up to here.
+_RECALL_LOGIT = 22
+
+_PROGRAMS_PER_KIND = 8
 
 
 class Block(nn.Module):
@@ -56,15 +59,30 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(settings.d_model, vocab_size, bias=False)
         if settings.tie_embeddings:
             self.head.weight = self.embedding.weight
+        self.compiled = False
         self.init_weights()
+
+    def compile_blocks(self) -> None:
+        """Compiles each block with torch.compile when it is first called.
+
+        Blocks of one kind share a program per kind of input: training or not, and from the second
+        length on one for all lengths.
+        """
+        self.compiled = True
+        kinds = len({block.name for block in self.blocks})
+        # All blocks run one function, and beyond the limit torch would give up compiling it.
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, _PROGRAMS_PER_KIND * kinds)
+        for block in self.blocks:
+            block.compile(fullgraph=True)
 
     def hidden(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Final normalised hidden states [B, T, d_model] of packed rows.
 
         segments: int [B, T] document numbers, non-decreasing along a row; None: one document.
         """
-        if segments is not None and segments.device.type == "cpu" and _one_document(segments):
-            segments = None  # masks would be all ones
+        if segments is not None and not self.compiled and _one_document_on_cpu(segments):
+            segments = None  # masks would be all ones; compiled, it would be a second program
         info = SequenceInfo.of(tokens, segments)
         for module in self.modules():
             if hasattr(module, "prepare"):
@@ -139,15 +157,18 @@ class LanguageModel(nn.Module):
         assert not self.settings.tie_embeddings or self.head.weight is self.embedding.weight
 
     def _read_what_is_recalled(self) -> None:
-        """Lets the head predict the token that the last layer with `recall_init` has looked up.
+        """Lets the head predict the token that the last layer with `recall_init` looks up.
 
-        A tied head stays: it would predict the current token, which the stream holds as it is.
+        One layer only: what a layer below writes would change what this one compares. A tied head
+        reads the current token, and no layer writes for it.
         """
         mixers = [module for module in self.blocks.modules() if isinstance(module, SoftmaxMixer)]
         mixers = [mixer for mixer in mixers if mixer.recall_init]
         if mixers and not self.settings.tie_embeddings:
-            rows = self.embedding.weight @ mixers[-1].recalled().T
-            self.head.weight.add_(rows * (_RECALL_STD / rows.std()))
+            rows = self.embedding.weight @ mixers[-1].write_recalled().T
+            # A hidden state has d_model values of size 1: aligned with a row, it gives the logit.
+            std = _RECALL_LOGIT / self.settings.d_model
+            self.head.weight.add_(rows * (std / rows.std()))
 
     def num_parameters(self) -> int:
         """Number of trained values; a tied head counts once."""
@@ -166,6 +187,6 @@ class LanguageModel(nn.Module):
         return total
 
 
-def _one_document(segments: Tensor) -> bool:
+def _one_document_on_cpu(segments: Tensor) -> bool:
     """Whether every row is one document. Reads the tensor's values: a GPU would have to wait."""
-    return bool((segments[:, :1] == segments[:, -1:]).all())
+    return segments.device.type == "cpu" and bool((segments[:, :1] == segments[:, -1:]).all())

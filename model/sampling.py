@@ -1,5 +1,6 @@
 """Choosing the next token, and decoding with the cache."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -26,17 +27,19 @@ def next_token_probabilities(
     Raises:
         ValueError: an option outside its range.
     """
-    if temperature < 0 or (top_k or 0) < 0 or not 0 <= (top_p or 0) <= 1:
+    if not 0 <= temperature < math.inf or (top_k or 0) < 0 or not 0 <= (top_p or 0) <= 1:
         raise ValueError(
             f"temperature={temperature}, top_k={top_k}, top_p={top_p}: temperature and top_k must "
-            "be at least 0, top_p between 0 and 1"
+            "be finite and at least 0, top_p between 0 and 1"
         )
     logits = logits.float()
     vocab_size = logits.shape[-1]
     if temperature == 0:
         top_k, temperature = 1, 1.0
-    # Shifted first: a tiny temperature then gives -inf, never inf - inf.
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+    # Shifted first: a tiny temperature then gives -inf, never inf - inf; in float64, because
+    # float32 rounds temperatures below 1e-45 to 0.
+    logits = (logits - logits.max(dim=-1, keepdim=True).values).double() / temperature
+    logits = logits.float()
     probabilities = logits.softmax(dim=-1)
     if top_k and top_k < vocab_size:
         order = probabilities.argsort(dim=-1, descending=True, stable=True)
@@ -48,7 +51,7 @@ def next_token_probabilities(
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
         dropped = torch.zeros_like(probabilities, dtype=torch.bool)
-        dropped.scatter_(-1, order, before >= top_p)
+        dropped.scatter_(-1, order[:, 1:], before[:, 1:] >= top_p)
         probabilities = probabilities.masked_fill(dropped, 0)
     return probabilities / probabilities.sum(dim=-1, keepdim=True)
 

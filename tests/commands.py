@@ -27,6 +27,8 @@ SMALL = [
     "trainer.validation_rows=2",
     "trainer.validation_batches=3",
     "trainer.checkpoint_every=5",
+    "trainer.sample_tokens=4",
+    "trainer.plots=false",
 ]
 """Overrides of train.py: a run of 20 steps in about a second."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -43,3 +44,24 @@ def command(tmp_path, text, monkeypatch, capsys):
         return code, out.out, out.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def one_step_run(tmp_path_factory, text) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    shared = [f"data.root={text}/prepared", f"data.files={text}/*.jsonl", f"run.root={root}"]
+    with pytest.MonkeyPatch.context() as patch:
+        settings = [*SMALL, *shared, "run.name=run", "trainer.tokens=128"]
+        patch.setattr(sys, "argv", ["train.py", *settings])
+        train_command.main()
+    return root / "run"
+
+
+@pytest.fixture
+def trained(tmp_path, one_step_run):
+    """Makes a copy, under a name of its own, of a run of one step (trainer.tokens=128)."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(one_step_run, tmp_path / name))
+
+    return copy

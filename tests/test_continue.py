@@ -22,7 +22,7 @@ from tests.commands import SMALL, losses
 
 
 def test_a_killed_run_continues_as_if_nothing_had_happened(command, tmp_path, text):
-    longer = "trainer.tokens=25600"
+    longer = "trainer.tokens=7680"
     assert command(train_command.main, "run.name=whole", longer)[0] == 0
     arguments = [
         sys.executable,
@@ -85,8 +85,8 @@ def _wait_for(condition, process, seconds=120):
         time.sleep(0.02)
 
 
-def test_a_run_is_not_continued_with_other_settings(command, tmp_path):
-    assert command(train_command.main, "run.name=fixed", "trainer.tokens=128")[0] == 0
+def test_a_run_is_not_continued_with_other_settings(command, trained):
+    trained("fixed")
     code, _, err = command(train_command.main, "run.name=fixed", "optimizer.lr=0.5")
     assert code == 1
     assert "optimizer.lr: saved" in err
@@ -115,9 +115,9 @@ def damaged(run: Path) -> None:
     ids=["seq_len", "vocab_size", "minutes", "occupied", "damaged"],
 )
 def test_a_run_that_cannot_be_continued_is_refused_before_data_is_prepared(
-    command, tmp_path, overrides, prevent, named
+    command, trained, tmp_path, overrides, prevent, named
 ):
-    assert command(train_command.main, "run.name=old", "trainer.tokens=128")[0] == 0
+    trained("old")
     if prevent is not None:
         prevent(tmp_path / "old")
     overrides = [f"data.root={tmp_path}/elsewhere", "trainer.tokens=128", *overrides]
@@ -165,8 +165,8 @@ def test_damaged_checkpoints_are_not_passed_over_for_a_new_start(command, tmp_pa
     assert (tmp_path / "cut" / "metrics.jsonl").read_text() == rows
 
 
-def test_a_run_has_one_process(command, tmp_path):
-    assert command(train_command.main, "run.name=held", "trainer.tokens=128")[0] == 0
+def test_a_run_has_one_process(command, trained, tmp_path):
+    trained("held")
     overrides = ["run.name=held", "trainer.tokens=128", f"data.root={tmp_path}/elsewhere"]
     with RunFolder(tmp_path / "held").locked():
         code, _, err = command(train_command.main, *overrides)

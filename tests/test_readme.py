@@ -1,8 +1,10 @@
 """README's lists follow the configuration."""
 
 import re
+import shlex
 
 from conf.cli import CONF
+from tests.composing import composed
 
 README = (CONF.parent / "README.md").read_text()
 
@@ -23,3 +25,12 @@ def test_every_file_that_readme_links_to_exists():
 def test_every_mixer_preset_has_a_row():
     for path in (CONF / "mixer").glob("*.yaml"):
         assert f"| `{path.stem}` |" in README
+
+
+def test_the_second_version_of_a_mixer_differs_only_in_what_it_is_for():
+    command = re.search(
+        r"python train\.py (\+mixer@model\.mixers\.fast.*?)\n```", README, re.DOTALL
+    )
+    mixers = composed(*shlex.split(command[1].replace("\\\n", " "))).model.mixers
+    assert mixers["fast"].memory_length == [4, 64]
+    assert mixers["fast"].model_copy(update={"memory_length": None}) == mixers["gla"]

@@ -21,7 +21,7 @@ from tests.commands import losses
 
 
 def test_a_run_leaves_what_a_user_expects(command, tmp_path):
-    code, out, err = command(train_command.main, "run.name=first")
+    code, out, err = command(train_command.main, "run.name=first", "trainer.plots=true")
     assert code == 0, err
     run = tmp_path / "first"
     for name in ("config.yaml", "revision.json", "data.json", "tokenizer.model", "sample.txt"):
@@ -135,8 +135,8 @@ def test_a_run_starts_from_another_runs_weights(command, tmp_path):
     assert "there is no run 'old'" in err
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(command, tmp_path):
-    assert command(train_command.main, "run.name=wide", "trainer.tokens=128")[0] == 0
+def test_a_checkpoint_of_another_architecture_is_refused(command, trained, tmp_path):
+    trained("wide")
     code, _, err = command(
         train_command.main, "run.name=narrow", "run.init_from=wide", "model.ffn_dim=32"
     )
@@ -159,9 +159,9 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_setting(command, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_full_disk_is_named_with_the_folder_of_the_runs(command, tmp_path):
+def test_a_full_disk_is_named_with_the_folder_of_the_runs(command, trained, tmp_path):
     """A real one: the process may write no file of more than 100 bytes."""
-    assert command(train_command.main, "run.name=first", "trainer.tokens=128")[0] == 0
+    trained("first")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:

@@ -10,6 +10,7 @@ sets it (Memory, Tensor cores or Vector units). No GPU is used. docs/cost.md exp
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from typing import get_args
 
@@ -76,8 +77,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _whole_number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1, such as 128")
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from 1 to {2**31 - 1}, such as 128"
+        )
     return int(text)
 
 

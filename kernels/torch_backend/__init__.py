@@ -17,6 +17,7 @@ from kernels.state import LinearState, divide_or_zero, empty_state, work_dtype
 from kernels.torch_backend.additive import additive_chunks
 from kernels.torch_backend.delta import delta_chunks
 from kernels.torch_backend.layout import document_masks, from_chunks, to_chunks
+from kernels.torch_backend.opaque import opaque_chunks
 
 # Measured with benchmarks/torch_backend.py: small chunks waste less on the causal triangle, but
 # each has a state of its own, which is large when keys and values are wide.
@@ -76,11 +77,15 @@ def _chunked(
     if scale != 1.0 and not normalize:
         queries = queries * scale
     gates = to_chunks(decay, chunk, work) if per_token else decay
-    if beta is None:
-        dtype = _operand_dtype(v.dtype, decay)
+    dtype = _operand_dtype(v.dtype, decay)
+    strengths = None if beta is None else to_chunks(beta, chunk, work)
+    if torch.compiler.is_compiling():
+        out, S = opaque_chunks(
+            queries, keys, values, gates, strengths, S, length, masks, dtype, normalize
+        )
+    elif strengths is None:
         out, S = additive_chunks(queries, keys, values, gates, S, length, masks, dtype, normalize)
     else:
-        strengths = to_chunks(beta, chunk, work)
         out, S = delta_chunks(queries, keys, values, gates, strengths, S, length, masks)
     out = from_chunks(out, length)
     z = None
@@ -108,5 +113,5 @@ def _chunk_length(length: int, chunk_size: int, per_token: bool) -> int:
 
     Decays that differ from token to token are handled by halving: a power of two, rounded up.
     """
-    chunk = min(chunk_size, length)
+    chunk = chunk_size if length >= chunk_size else length
     return 1 << (chunk - 1).bit_length() if per_token else chunk

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.derivatives import refuse_second_derivative
 from kernels.torch_backend.decayed import decayed, decayed_gradients
 from kernels.torch_backend.layout import Decayed, DecayedGradients, DocumentMasks
 from kernels.torch_backend.products import add_product, product, product_over_values
@@ -38,10 +39,10 @@ def additive_chunks(
         dtype, normalize: operands of the large products, as in `products`.
     """
     masks = (None,) * 4 if masks is None else masks
-    return _AdditiveChunks.apply(q, k, v, decay, initial, length, dtype, normalize, *masks)
+    return AdditiveChunks.apply(q, k, v, decay, initial, length, dtype, normalize, *masks)
 
 
-class _AdditiveChunks(torch.autograd.Function):
+class AdditiveChunks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -66,6 +67,7 @@ class _AdditiveChunks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("linear_attention", ", or backend='reference'")
         with torch.autocast(d_out.device.type, enabled=False):
             return _backward(ctx, d_out.contiguous(), d_final)
 

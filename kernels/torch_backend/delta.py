@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.derivatives import refuse_second_derivative
 from kernels.torch_backend.decayed import decayed, decayed_gradients
 from kernels.torch_backend.layout import Decayed, DecayedGradients, DocumentMasks
 from kernels.torch_backend.states import add_decayed, log_kept_gradient, state_buffer
@@ -55,10 +56,10 @@ def delta_chunks(
         initial: [B, H, K, V].
     """
     masks = (None,) * 4 if masks is None else masks
-    return _DeltaChunks.apply(q, k, v, decay, beta, initial, length, *masks)
+    return DeltaChunks.apply(q, k, v, decay, beta, initial, length, *masks)
 
 
-class _DeltaChunks(torch.autograd.Function):
+class DeltaChunks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -93,6 +94,7 @@ class _DeltaChunks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("linear_attention", ", or backend='reference'")
         with torch.autocast(d_out.device.type, enabled=False):
             return _backward(ctx, d_out.contiguous(), d_final)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.derivatives import refuse_second_derivative
 from kernels.state import LinearState
 from kernels.triton.delta_ops import delta_forward
 from kernels.triton.launch import (
@@ -146,6 +147,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, d_o: Tensor | None, d_S: Tensor | None, d_z: Tensor | None, *_: Any):
+    refuse_second_derivative("linear_attention", ", or backend='reference'")
     q, k, v, decay, segments, first, o, *kept = ctx.saved_tensors
     needs = ctx.needs_input_grad
     normalize = ctx.options[1]

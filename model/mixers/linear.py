@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import LinearState, linear_attention
-from model.config import LinearSettings
+from model.config import MAX_WIDTH, LinearSettings
 from model.decays import DECAYS
 from model.feature_maps import FEATURE_MAPS
 from model.layers import ConvState, RMSNorm, ShortConv, l2_norm
@@ -140,6 +140,11 @@ class LinearMixer(nn.Module):
 
 def _width(d_model: int, factor: float, heads: int, name: str) -> int:
     width = d_model * factor
+    if width > MAX_WIDTH:
+        raise ValueError(
+            f"{name}={factor} gives the width {width:g} (d_model={d_model}); widths go up to "
+            f"{MAX_WIDTH}: lower {name} or d_model"
+        )
     if not width.is_integer() or width % heads or not width:
         raise ValueError(
             f"{name}={factor} gives the width {width:g} (d_model={d_model}), which heads={heads} "

@@ -94,22 +94,28 @@ class SoftmaxMixer(nn.Module):
         gain, as trained attention tends to look (Trockman and Kolter, 2023, Mimetic initialization
         of self-attention layers). Half of the key heads see the token before through their
         convolution: their queries find what followed earlier copies of the current token, which is
-        what induction heads have to learn (Olsson et al., 2022). What they find is written to the
-        residual stream whole, turned by a random rotation; the other heads write nothing yet.
+        what induction heads have to learn (Olsson et al., 2022).
         """
         if not self.recall_init:
             return
         nn.init.normal_(self.q.weight, std=self.q.in_features**-0.5)
         heads = self.q.weight.view(self.kv_heads, -1, self.head_dim, self.q.in_features)
         self.k.weight.copy_(heads[:, 0].flatten(0, 1))
-        nn.init.orthogonal_(self.v.weight)
-        nn.init.orthogonal_(self.out.weight)
+
+    @torch.no_grad()
+    def write_recalled(self) -> Tensor:
+        """Starts to write what is looked up to the residual stream, turned by a random rotation.
+
+        Heads that look for the token itself, and further query heads of a key, write nothing yet.
+
+        Returns:
+            [d_model, d_model], from a block input to what looking it up writes.
+        """
+        _orthogonal(self.v.weight)
+        _orthogonal(self.out.weight)
         writes = self.out.weight.view(-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
         writes[:, self.delayed_heads :] = 0
         writes[:, :, 1:] = 0
-
-    def recalled(self) -> Tensor:
-        """[d_model, d_model] of the start: from a block input to what looking it up writes."""
         values = self.v.weight.view(self.kv_heads, 1, self.head_dim, -1)
         values = values.expand(-1, self.heads // self.kv_heads, -1, -1).flatten(0, 2)
         return self.out.weight @ values
@@ -134,3 +140,9 @@ class SoftmaxMixer(nn.Module):
 
     def residual_outputs(self) -> list[nn.Linear]:
         return [self.out]
+
+
+def _orthogonal(weight: Tensor) -> None:
+    """Fills `weight` as `nn.init.orthogonal_` does, which knows no 16-bit types."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=dtype)))

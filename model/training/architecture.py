@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.cli import override
-from model.training.run_folder import changed
+from model.training.differences import changed, saved_values
 
 
 def fitted_state(
@@ -56,9 +55,13 @@ def check_architecture(
     if len(lines) > len(shown):
         shown.append(f"  ... and {len(lines) - len(shown)} more")
     keys = changed(checkpoint.get("model_config", {}), model_config)
-    overrides = " ".join(override(f"model.{key}", old) for key, old, _ in keys)
-    shown += [f"  model.{key}: checkpoint {old!r}, given {new!r}" for key, old, new in keys]
-    advice = f"Give the checkpoint's values: {overrides}" if keys else "Use the model it came from"
+    keys = [(f"model.{key}", old, new) for key, old, new in keys]
+    shown += [f"  {key}: checkpoint {old!r}, given {new!r}" for key, old, new in keys]
+    advice = (
+        f"Give the checkpoint's values: {saved_values(keys)}"
+        if keys
+        else "Use the model it came from"
+    )
     raise ValueError(
         f"the checkpoint is of another architecture, {len(lines)} of its tensors differ:\n"
         + "\n".join(shown)

@@ -9,10 +9,12 @@ import copy
 import json
 import statistics
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from conf.records import read_record
 from model.network import LanguageModel
 from model.training.config import OptimizerSettings, TrainerSettings
 from model.training.device import autocast
@@ -22,6 +24,58 @@ from model.training.optimizers import build_optimizer
 
 _HEADROOM = 0.95
 """Share of the minutes that is planned for: machines slow down, and validation takes its part."""
+
+_LOST = "restore it, the run's length is in it; or start a new run: run.name=NAME"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of a run."""
+
+    tokens: int
+    tokens_per_second: float | None
+    """As measured; None where nothing limits the time."""
+
+    def keep(self, record: Path) -> None:
+        """Writes the run's file for the next starts, once; nothing where there is no limit."""
+        if self.tokens_per_second is not None and not record.is_file():
+            write_atomic(record, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def planned(
+    record: Path,
+    model: LanguageModel,
+    optimizer: OptimizerSettings,
+    trainer: TrainerSettings,
+    seq_len: int,
+    device: torch.device,
+    begun: bool = False,
+) -> Plan:
+    """The run's length, from `record` or by measuring; says so when it is less than asked for.
+
+    Args:
+        record: the run's file that keeps the plan; nothing is written here.
+        seq_len: tokens per row.
+        begun: the run has trained already, by its record.
+
+    Raises:
+        ValueError: `record` is damaged, or missing where the run has begun.
+    """
+    if trainer.minutes is None:
+        return Plan(trainer.tokens, None)
+    if begun or record.is_file():
+        kept = read_record(record, ["tokens", "tokens_per_second"], _LOST)
+        plan = Plan(kept["tokens"], kept["tokens_per_second"])
+    else:
+        speed = training_speed(model, optimizer, trainer, seq_len, device)
+        plan = Plan(fitting_tokens(trainer, speed), round(speed, 1))
+    if plan.tokens < trainer.tokens:
+        print(
+            f"note: at {plan.tokens_per_second:,.0f} tokens/s, {plan.tokens:,} of "
+            f"trainer.tokens={trainer.tokens:,} fit into trainer.minutes={trainer.minutes:g}; "
+            "for all of them start a new run with trainer.minutes=null"
+        )
+    return plan
 
 
 def fitting_tokens(trainer: TrainerSettings, tokens_per_second: float) -> int:
@@ -35,36 +89,6 @@ def fitting_tokens(trainer: TrainerSettings, tokens_per_second: float) -> int:
     return min(trainer.tokens, whole_steps)
 
 
-def planned_tokens(
-    record: Path,
-    model: LanguageModel,
-    optimizer: OptimizerSettings,
-    trainer: TrainerSettings,
-    seq_len: int,
-    device: torch.device,
-) -> int:
-    """Tokens of the run, from `record` or by measuring; says so when they are fewer than asked for.
-
-    Args:
-        record: the run's file that keeps the number; written once.
-        seq_len: tokens per row.
-    """
-    if trainer.minutes is None:
-        return trainer.tokens
-    if not record.is_file():
-        speed = training_speed(model, optimizer, trainer, seq_len, device)
-        plan = {"tokens": fitting_tokens(trainer, speed), "tokens_per_second": round(speed, 1)}
-        write_atomic(record, json.dumps(plan, indent=2) + "\n")
-    plan = json.loads(record.read_text(encoding="utf-8"))
-    if plan["tokens"] < trainer.tokens:
-        print(
-            f"note: at {plan['tokens_per_second']:,.0f} tokens/s, {plan['tokens']:,} of "
-            f"trainer.tokens={trainer.tokens:,} fit into trainer.minutes={trainer.minutes:g}; "
-            "for all of them start a new run with trainer.minutes=null"
-        )
-    return plan["tokens"]
-
-
 def training_speed(
     model: LanguageModel,
     optimizer: OptimizerSettings,
@@ -75,11 +99,13 @@ def training_speed(
 ) -> float:
     """Tokens per second of optimizer steps of a copy of `model` on random tokens; the median."""
     copied = copy.deepcopy(model).to(device)
+    if trainer.compile == "on":
+        copied.compile_blocks()
     stepper = build_optimizer(optimizer, copied, trainer.precision)
     rows = trainer.micro_batch_rows or trainer.batch_tokens // seq_len
     tokens = torch.randint(model.vocab_size, (rows, seq_len), device=device)
     # Two documents per row: one would take shortcuts that few batches can.
-    segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().expand_as(tokens)
+    segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().repeat(rows, 1)
     rates = []
     for step in range(1 + steps):  # the first warms up
         start = time.perf_counter()

@@ -11,12 +11,14 @@ written and read goes through `checkpoint_io.py`.
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from conf.records import read_record
 from model.training.checkpoint_io import (
     PARTIAL,
     CheckpointError,
@@ -29,6 +31,7 @@ from model.training.files import sync_folder, write_atomic
 LATEST = "latest"
 BEST = "best"
 METRIC = "val_bits_per_byte"
+_WRITTEN_AGAIN = "remove it; the next validation writes it again"
 
 
 class Checkpoints(Callback):
@@ -134,7 +137,7 @@ class Checkpoints(Callback):
         return path
 
     def _thin_out(self) -> None:
-        steps = sorted(step_of(path) for path in self.folder.glob("step-*.ckpt"))
+        steps = [step_of(path) for path in files(self.folder)]
         keep = set(steps[-self.keep_last :])
         if self.keep_every:
             keep.update(step for step in steps if step % self.keep_every == 0)
@@ -147,6 +150,12 @@ class Checkpoints(Callback):
             if step not in keep:
                 self.path(step).unlink()
         sync_folder(self.folder)
+
+
+def files(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, damaged ones too, by step; copies under other names are none."""
+    paths = Path(folder).glob("step-*.ckpt")
+    return sorted((p for p in paths if re.fullmatch(r"step-\d+\.ckpt", p.name)), key=step_of)
 
 
 def latest(folder: Path) -> Path | None:
@@ -165,7 +174,7 @@ def latest(folder: Path) -> Path | None:
         if problem is None:
             return named
         _warn(f"{pointer} names {named.name}, but that file {problem}")
-    for path in sorted(folder.glob("step-*.ckpt"), key=step_of, reverse=True):
+    for path in reversed(files(folder)):
         problem = damage(path)
         if problem is None:
             return path
@@ -180,7 +189,7 @@ def resumable(folder: Path) -> bool:
     Raises:
         CheckpointError: there are checkpoints but no complete one, or `best` is damaged.
     """
-    problems = {path.name: damage(path) for path in sorted(Path(folder).glob("step-*.ckpt"))}
+    problems = {path.name: damage(path) for path in files(folder)}
     if problems and None not in problems.values():
         listing = "; ".join(f"{name} {problem}" for name, problem in problems.items())
         raise CheckpointError(
@@ -203,11 +212,9 @@ def read_best(folder: Path) -> dict[str, Any] | None:
     if not pointer.is_file():
         return None
     try:
-        entry = json.loads(pointer.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{pointer} is damaged ({error}): remove it; the next validation writes it again"
-        ) from error
+        entry = read_record(pointer, ["checkpoint", "step", METRIC], _WRITTEN_AGAIN)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
     return entry if (Path(folder) / entry["checkpoint"]).is_file() else None
 
 

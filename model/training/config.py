@@ -1,11 +1,18 @@
 """The typed configuration of training; defaults are in conf/optimizer, schedule and trainer."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from conf.settings import Count, CountOrZero, Fraction, Positive, Settings
+from conf.settings import (
+    Count,
+    CountOrZero,
+    Fraction,
+    FractionBelow1,
+    Positive,
+    Settings,
+)
 
 
 def _tokens_or_share(value: object) -> object:
@@ -14,9 +21,10 @@ def _tokens_or_share(value: object) -> object:
         value = int(value)
     share = re.fullmatch(r"(\d+(?:\.\d+)?)%", value) if isinstance(value, str) else None
     if isinstance(value, bool) or not (
-        (isinstance(value, int) and value >= 0) or (share and float(share[1]) <= 100)
+        (isinstance(value, int) and 0 <= value < 2**63) or (share and float(share[1]) <= 100)
     ):
-        raise ValueError(f"{value!r} is neither a number of tokens nor a share such as 20%")
+        given = "a number beyond 2^63" if isinstance(value, int) and value > 0 else repr(value)
+        raise ValueError(f"{given} is neither a number of tokens nor a share such as 20%")
     return value
 
 
@@ -29,27 +37,62 @@ def tokens_of(value: int | str, total: int) -> int:
     return round(float(value[:-1]) / 100 * total) if isinstance(value, str) else value
 
 
+LearningRate = Annotated[float, Field(ge=1e-12, le=1000)]
+"""An update moves a weight by about its learning rate: float32 rounds less away, and weights of
+thousands predict nothing."""
+
+Epsilon = Annotated[float, Field(ge=1e-30, le=1)]
+"""Added to the root of a mean square gradient; float32 rounds much less to 0, and 0 / 0 is NaN."""
+
+ClipNorm = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
+"""Smaller ones would leave gradients that float32 squares round to 0."""
+
+WeightDecay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _check_weight_decay(weight_decay: float, **rates: float) -> None:
+    """Decoupled: a step multiplies weights by 1 - lr weight_decay, which must not change signs."""
+    for name, rate in rates.items():
+        if rate * weight_decay > 1:
+            raise ValueError(
+                f"{name}={rate:g} times weight_decay={weight_decay:g} is more than 1, so that "
+                f"every step would turn weights round; allowed: weight_decay up to {1 / rate:g}"
+            )
+
+
 class MuonSettings(Settings):
     """Muon for the matrices of the blocks, AdamW for everything else."""
 
     kind: Literal["muon"]
-    lr: Positive = Field(description="of Muon; scaled per matrix by 0.2 sqrt(max(rows, columns))")
-    momentum: Fraction
-    ns_steps: Count = Field(description="Newton-Schulz iterations")
-    adamw_lr: Positive = Field(description="of embeddings, head, gains, biases and decays")
-    betas: list[Fraction] = Field(min_length=2, max_length=2)
-    eps: Positive
-    weight_decay: float = Field(ge=0, description="of matrices only")
+    lr: LearningRate = Field(
+        description="of Muon; scaled per matrix by 0.2 sqrt(max(rows, columns))"
+    )
+    momentum: FractionBelow1
+    ns_steps: Count = Field(le=100, description="Newton-Schulz iterations; 5 suffice")
+    adamw_lr: LearningRate = Field(description="of embeddings, head, gains, biases and decays")
+    betas: list[FractionBelow1] = Field(min_length=2, max_length=2)
+    eps: Epsilon
+    weight_decay: WeightDecay = Field(description="of matrices only")
+
+    @model_validator(mode="after")
+    def _weights_shrink(self):
+        _check_weight_decay(self.weight_decay, lr=self.lr, adamw_lr=self.adamw_lr)
+        return self
 
 
 class AdamWSettings(Settings):
     """AdamW for everything."""
 
     kind: Literal["adamw"]
-    lr: Positive
-    betas: list[Fraction] = Field(min_length=2, max_length=2)
-    eps: Positive
-    weight_decay: float = Field(ge=0, description="of matrices only")
+    lr: LearningRate
+    betas: list[FractionBelow1] = Field(min_length=2, max_length=2)
+    eps: Epsilon
+    weight_decay: WeightDecay = Field(description="of matrices only")
+
+    @model_validator(mode="after")
+    def _weights_shrink(self):
+        _check_weight_decay(self.weight_decay, lr=self.lr)
+        return self
 
 
 OptimizerSettings = Annotated[MuonSettings | AdamWSettings, Field(discriminator="kind")]
@@ -79,6 +122,8 @@ ScheduleSettings = Annotated[WSDSettings | CosineSettings, Field(discriminator="
 class TrainerSettings(Settings):
     """How long and in what portions to train, and what to keep."""
 
+    before: ClassVar = {"minutes": None, "sample_tokens": 300, "plots": True}
+
     tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
     minutes: Positive | None = Field(
         description="shortens the run to what this machine trains in about this time, measured "
@@ -95,8 +140,8 @@ class TrainerSettings(Settings):
     compile: Literal["auto", "on", "off"] = Field(
         description="torch.compile of the blocks; auto: on for CUDA, off for CPU"
     )
-    clip_grad_norm: Positive | None
-    z_loss: float = Field(ge=0)
+    clip_grad_norm: ClipNorm | None
+    z_loss: Fraction
     loss_chunk: Count = Field(description="tokens whose logits exist at a time")
     max_skipped_steps: Count = Field(
         description="optimizer steps in a row with a non-finite gradient before the run stops"
@@ -111,6 +156,8 @@ class TrainerSettings(Settings):
     checkpoint_every: Count = Field(description="optimizer steps between checkpoints")
     keep_last: Count = Field(description="newest checkpoints to keep")
     keep_every: CountOrZero = Field(description="keep every n-th step's checkpoint too; 0: none")
+    sample_tokens: CountOrZero = Field(description="length of the text written at the end; 0: none")
+    plots: bool = Field(description="draw plots/ at the end")
 
     @model_validator(mode="after")
     def _batch_fits(self):

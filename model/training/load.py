@@ -1,17 +1,20 @@
 """Building a model from a run's checkpoint, for generation, evaluation and new runs."""
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from conf.cli import check, override
+from conf.cli import override
 from model.config import ModelSettings
 from model.network import LanguageModel
+from model.pattern import expand
 from model.training.architecture import canonical, fitted_state
-from model.training.checkpoint_io import check_readable, load
-from model.training.checkpoints import best, latest
-from model.training.run_folder import RunFolder
+from model.training.checkpoint_io import check_readable, damage, load
+from model.training.checkpoints import best, files, latest
+from model.training.run_folder import RunFolder, is_run_name, read_saved
 
 _PREFIX = "model."  # where the training module keeps the network
 
@@ -25,14 +28,7 @@ def find_checkpoint(root: str, run: str, which: str) -> tuple[RunFolder, Path]:
     Raises:
         ValueError: no such run or checkpoint; the message lists what there is.
     """
-    folder = RunFolder(Path(root) / run)
-    if not folder.exists:
-        found = sorted(p.parent.name for p in Path(root).glob("*/config.yaml"))
-        raise ValueError(
-            f"there is no run {run!r} in {root}/; runs there: {', '.join(found) or 'none'}. "
-            f"Train one: python train.py {override('run.name', run)}"
-            + (f" {override('run.root', root)}" if root != "runs" else "")
-        )
+    folder = existing_run(root, run)
     if which == "latest":
         path = latest(folder.checkpoints)
     elif which == "best":
@@ -40,23 +36,80 @@ def find_checkpoint(root: str, run: str, which: str) -> tuple[RunFolder, Path]:
     else:
         path = folder.checkpoints / which if Path(which).name == which else None
     if path is None or not path.is_file():
-        found = sorted(p.name for p in folder.checkpoints.glob("step-*.ckpt"))
+        problems = {file.name: damage(file) for file in files(folder.checkpoints)}
+        found = [f"{name} ({problem})" if problem else name for name, problem in problems.items()]
         raise ValueError(
-            f"run {run!r} has no checkpoint {which!r}; checkpoints there: "
+            f"run {run!r} has no checkpoint {which!r} that can be read; checkpoints there: "
             f"{', '.join(found) or 'none yet'}"
-            f"{'; also latest' if found else ''}{', best' if best(folder.checkpoints) else ''}"
+            f"{'; also latest' if None in problems.values() else ''}"
+            f"{', best' if best(folder.checkpoints) else ''}"
         )
     return folder, path
 
 
+def existing_run(root: str, run: str) -> RunFolder:
+    """The folder of the run with this name among those in `root`.
+
+    Raises:
+        ValueError: there is none; the message lists the runs that there are.
+    """
+    path = Path(root) / run
+    if is_run_name(run) and RunFolder(path).exists:
+        return RunFolder(path)
+    found = sorted(p.parent.name for p in Path(root).glob("*/config.yaml"))
+    there = f"runs in {root}/: {', '.join(found) or 'none'}"
+    if (path / "config.yaml").is_file():
+        path = Path(os.path.abspath(path))
+        raise ValueError(
+            f"{run!r} is a path, not the name of a run; for that run the name is {path.name} and "
+            f"the folder of runs is {path.parent}"
+        )
+    if not is_run_name(run):
+        raise ValueError(f"{run!r} is no name of a run; {there}")
+    if path.is_dir():
+        raise ValueError(f"{path} holds no run (no config.yaml); {there}")
+    command = f"python train.py {override('run.name', run)}"
+    if root != "runs":
+        command += f" {override('run.root', root)}"
+    raise ValueError(f"there is no run {run!r}; {there}. Train one: {command}")
+
+
 def load_model(path: Path, device: torch.device) -> tuple[LanguageModel, dict[str, Any]]:
-    """The network of a checkpoint in evaluation mode, and the checkpoint's other contents."""
+    """The network of a checkpoint in evaluation mode, and the checkpoint's other contents.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or other code wrote it.
+    """
     checkpoint = load(path)
-    settings = check(checkpoint["model_config"], ModelSettings)
+    settings = saved_settings(checkpoint, path)
     weights = network_weights(checkpoint)
-    model = LanguageModel(settings, len(weights["embedding.weight"]))
-    model.load_state_dict(weights)
+    try:
+        model = LanguageModel(settings, len(weights["embedding.weight"]))
+        model.load_state_dict(weights)
+    except (KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the tensors of {path} are not those that this code makes of its settings: {reason}"
+        ) from error
     return model.to(device).eval(), checkpoint
+
+
+def saved_settings(checkpoint: dict[str, Any], path: Path) -> ModelSettings:
+    """The configuration of a checkpoint's network; `path` is where the checkpoint lies.
+
+    Raises:
+        ValueError: other code wrote it.
+    """
+    return read_saved(checkpoint["model_config"], ModelSettings, path, run_of(path))
+
+
+def run_of(checkpoint: Path) -> RunFolder | None:
+    """The run that a checkpoint's file belongs to, None for a file that lies elsewhere."""
+    path = Path(os.path.abspath(checkpoint)).parent
+    if path.name != "checkpoints" or not is_run_name(path.parent.name):
+        return None
+    folder = RunFolder(path.parent)
+    return folder if folder.exists else None
 
 
 def network_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -69,15 +122,32 @@ def network_weights(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def load_weights(model: LanguageModel, source: str, root: str) -> None:
-    """Starts `model` from the weights of another run; `source` as for `checkpoint_of`.
+def load_weights(model: LanguageModel, path: Path) -> None:
+    """Starts `model` from the weights of the checkpoint at `path`.
 
     Raises:
-        ValueError: there is no such checkpoint, or it is of another architecture.
+        ValueError: it is damaged, of another architecture or of another vocabulary.
     """
-    checkpoint = load(checkpoint_of(source, root))
-    checkpoint["state_dict"] = network_weights(checkpoint)
-    model.load_state_dict(fitted_state(model, checkpoint, model.settings.model_dump(mode="json")))
+    checkpoint = load(path)
+    weights = network_weights(checkpoint)
+    vocab_size = len(weights["embedding.weight"])
+    if vocab_size != model.vocab_size:
+        raise ValueError(
+            f"the checkpoint {path} knows {vocab_size:,} token ids, and the data set's tokenizer "
+            f"has {model.vocab_size:,}: it was trained with another tokenizer. Give that one, "
+            "tokenizer.path=FILE (a run keeps it as tokenizer.model)"
+        )
+    saved = saved_settings(checkpoint, path)
+    used = {name for of in (saved, model.settings) for block in expand(of.layers) for name in block}
+    checkpoint = {"state_dict": weights, "model_config": _with_mixers(saved, used)}
+    given = _with_mixers(model.settings, used)
+    model.load_state_dict(fitted_state(model, checkpoint, given))
+
+
+def _with_mixers(settings: ModelSettings, names: Collection[str]) -> dict[str, Any]:
+    """Plain settings with these mixers alone: what others say makes no difference."""
+    values = settings.model_dump(mode="json")
+    return values | {"mixers": {n: value for n, value in values["mixers"].items() if n in names}}
 
 
 def checkpoint_of(source: str, root: str) -> Path:
@@ -87,11 +157,15 @@ def checkpoint_of(source: str, root: str) -> Path:
         ValueError: there is none, or it is damaged.
     """
     path = Path(source)
-    if path.is_file():
-        check_readable(path)
-        return path
-    parent, name = (str(path.parent), path.name) if path.is_dir() else (root, source)
     try:
-        return find_checkpoint(parent, name, "latest")[1]
+        if is_run_name(source) and RunFolder.named(root, source).exists:
+            return find_checkpoint(root, source, "latest")[1]
+        if path.is_file():
+            check_readable(path)
+            return path
+        if path.is_dir():
+            path = Path(os.path.abspath(path))
+            return find_checkpoint(str(path.parent), path.name, "latest")[1]
+        return find_checkpoint(root, source, "latest")[1]
     except ValueError as error:
         raise ValueError(f"run.init_from={source}: {error}") from error

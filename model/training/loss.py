@@ -8,6 +8,8 @@ normaliser (the number of targets in the whole optimizer step) is known beforeha
 import torch
 from torch import Tensor
 
+from kernels.derivatives import refuse_second_derivative
+
 IGNORED = -100
 
 
@@ -71,5 +73,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_total, _):
+        refuse_second_derivative("chunked_cross_entropy", ", or F.cross_entropy")
         d_hidden, d_weight = ctx.saved_tensors
         return d_hidden * d_total, (d_weight * d_total).to(ctx.weight_dtype), None, None, None

@@ -31,7 +31,7 @@ def read(path: Path) -> list[Row]:
     A last line that a killed process left half-written is passed over and named on standard error.
 
     Raises:
-        ValueError: another line is no JSON object.
+        ValueError: another line is no row of metrics.
     """
     path = Path(path)
     if not path.is_file():
@@ -41,6 +41,8 @@ def read(path: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
+            if not isinstance(row, dict) or "step" not in row:
+                raise ValueError("no row with a step")
             if not line.endswith("\n"):
                 raise ValueError("no line end")
         except ValueError as error:
@@ -48,7 +50,7 @@ def read(path: Path) -> list[Row]:
                 print(f"warning: {path}: passed over the half-written last line", file=sys.stderr)
                 break
             raise ValueError(
-                f"{path}, line {number} is no JSON object ({error}): remove that line"
+                f"{path}, line {number} is no row of metrics ({error}): remove that line"
             ) from error
         rows.append({key: _from_json(value) for key, value in row.items()})
     return rows

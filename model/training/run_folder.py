@@ -33,11 +33,12 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel
 
+from conf.cli import check
+from conf.records import read_record
+from model.training.differences import changed, saved_values
 from model.training.files import write_atomic
 
-ABSENT = "(absent)"
-"""Stands in `changed` for the value of a key that one side lacks."""
-
+_RESTORE = "restore it from a copy, or start a new run: run.name=NAME"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 
@@ -91,7 +92,8 @@ class RunFolder:
         """
         given = plain(config)
         if self.exists:
-            check_unchanged(self, self.config(), given, may_change)
+            check_unchanged(self, self.config(_schema_of(config)), given, may_change)
+            self._starts()
             with self.locked():
                 pass
         else:
@@ -112,14 +114,13 @@ class RunFolder:
         if not self.exists:
             self._create(given)
             return False
-        saved = self.config()
-        check_unchanged(self, saved, given, may_change)
-        if saved != given:
+        check_unchanged(self, self.config(_schema_of(config)), given, may_change)
+        starts = self._starts()
+        if self.config() != given:
             write_atomic(self.config_file, _to_yaml(given))
-        revision = json.loads(self.revision_file.read_text(encoding="utf-8"))
-        number = len(revision["continued"]) + 2
-        revision["continued"].append(_revision(self.path, f"diff-{number}.patch"))
-        write_atomic(self.revision_file, json.dumps(revision, indent=2) + "\n")
+        number = len(starts["continued"]) + 2
+        starts["continued"].append(_revision(self.path, f"diff-{number}.patch"))
+        write_atomic(self.revision_file, json.dumps(starts, indent=2) + "\n")
         return True
 
     @contextmanager
@@ -144,9 +145,39 @@ class RunFolder:
                 ) from error
             yield
 
-    def config(self) -> dict[str, Any]:
-        """The saved configuration."""
-        return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+    def config(self, schema: type[BaseModel] | None = None) -> dict[str, Any]:
+        """The saved configuration.
+
+        Args:
+            schema: read it as this; keys that older code did not know get their meaning, see
+                `conf.settings.Settings.before`.
+
+        Raises:
+            ValueError: the file is damaged, or its keys and values are not those of `schema`.
+        """
+        try:
+            saved = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+            if not isinstance(saved, dict):
+                raise ValueError("it holds no settings")
+        except (yaml.YAMLError, ValueError) as error:
+            raise ValueError(
+                f"{self.config_file} is damaged ({' '.join(str(error).split())}): {_RESTORE}"
+            ) from None
+        if schema is None:
+            return saved
+        return read_saved(saved, schema, self.config_file, self).model_dump(mode="json")
+
+    @property
+    def code(self) -> str | None:
+        """The git revision of the newest start; None where it is not known."""
+        try:
+            starts = self._starts()
+        except ValueError:
+            return None
+        return (starts["continued"] or [starts])[-1].get("git_revision")
+
+    def _starts(self) -> dict[str, Any]:
+        return read_record(self.revision_file, ["continued"], _RESTORE)
 
     def _check_free(self) -> None:
         _check_writable(self.path)
@@ -199,36 +230,44 @@ def _check_writable(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
 
 
+def read_saved(
+    values: Any, schema: type[BaseModel], file: Path, folder: RunFolder | None
+) -> BaseModel:
+    """What `file`, of the run in `folder` if that is known, holds, as `schema`.
+
+    Raises:
+        ValueError: other code wrote it; the message names the keys, and the code if it is known.
+    """
+    try:
+        return check(values, schema, saved=True)
+    except ValueError as error:
+        code = folder.code if folder is not None else None
+        raise ValueError(
+            f"{file} was written by other code, and this code cannot read it: {error}\n"
+            "Use the code that wrote it" + (f": git checkout {code}" if code else "")
+        ) from None
+
+
+def _schema_of(config: Any) -> type[BaseModel] | None:
+    return type(config) if isinstance(config, BaseModel) else None
+
+
+def is_run_name(name: str) -> bool:
+    """Whether `check_run_name` accepts a name."""
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*", name)) and ".." not in name
+
+
 def check_run_name(name: str) -> None:
     """Refuses names that would leave the folder of the runs or that shells trip over.
 
     Raises:
         ValueError: always naming the rule and an example.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=,+-]*", name) or ".." in name:
+    if not is_run_name(name):
         raise ValueError(
             f"run.name={name!r} is no name for a run: letters, digits and . _ = , + - only, "
             "starting with a letter or digit, without '..'; for example run.name=gla-small-1"
         )
-
-
-def changed(
-    saved: Mapping[str, Any], given: Mapping[str, Any], prefix: str = ""
-) -> list[tuple[str, Any, Any]]:
-    """The differences of two nested configurations as (dotted key, saved value, given value).
-
-    Lists are compared whole; `ABSENT` stands for a missing key. In the order of `saved`, keys that
-    only `given` has last.
-    """
-    differences: list[tuple[str, Any, Any]] = []
-    for key in [*saved, *(key for key in given if key not in saved)]:
-        old, new = saved.get(key, ABSENT), given.get(key, ABSENT)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            differences += changed(old, new, f"{prefix}{key}.")
-        # 1 == True in Python, but not in a configuration.
-        elif old != new or isinstance(old, bool) != isinstance(new, bool):
-            differences.append((f"{prefix}{key}", old, new))
-    return differences
 
 
 def check_unchanged(
@@ -250,10 +289,11 @@ def check_unchanged(
     if not refused:
         return
     lines = "\n".join(f"  {key}: saved {old!r}, given {new!r}" for key, old, new in refused)
+    overrides = saved_values(refused)
     raise ValueError(
         f"{folder.path} was started with another configuration:\n{lines}\n"
-        f"To continue it, give the saved values ({folder.config_file}). To start a new run, give "
-        f"another run.name; with run.init_from={folder.path} it starts from this run's weights. "
+        f"To continue it, give the saved values: {overrides}\nTo start a new run, give another "
+        f"run.name; with run.init_from={folder.path} it starts from this run's weights. "
         f"May change in a continued run: {', '.join(sorted(may_change)) or 'nothing'}."
     )
 

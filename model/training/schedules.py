@@ -28,12 +28,30 @@ def learning_rate_factor(settings: WSDSettings | CosineSettings, tokens: int, to
     return 1 - (1 - settings.final) * fall
 
 
-def check_schedule(settings: WSDSettings | CosineSettings, total: int) -> None:
-    """Raises ValueError if the phases do not fit into `total` tokens."""
-    warmup = tokens_of(settings.warmup, total)
-    decay = tokens_of(settings.decay, total) if settings.kind == "wsd" else 0
-    if warmup + decay > total:
-        raise ValueError(
-            f"schedule.warmup ({warmup:,} tokens) and schedule.decay ({decay:,}) are longer than "
-            f"the run's {total:,} tokens: shorten them or raise trainer.tokens"
-        )
+def check_schedule(
+    settings: WSDSettings | CosineSettings, total: int, minutes: float | None = None
+) -> None:
+    """Checks that the phases fit into the run.
+
+    Args:
+        total: tokens of the whole run.
+        minutes: the limit that made the run shorter than `trainer.tokens`, None where none did.
+
+    Raises:
+        ValueError: they are longer.
+    """
+    lengths = {"schedule.warmup": tokens_of(settings.warmup, total)}
+    if settings.kind == "wsd":
+        lengths["schedule.decay"] = tokens_of(settings.decay, total)
+    if sum(lengths.values()) <= total:
+        return
+    phases = " and ".join(f"{key} ({tokens:,} tokens)" for key, tokens in lengths.items())
+    if minutes is None:
+        run, longer = f"the run's {total:,} tokens", "raise trainer.tokens"
+    else:
+        run = f"the {total:,} tokens that fit into trainer.minutes={minutes:g} here"
+        longer = "raise trainer.minutes (null: no limit)"
+    raise ValueError(
+        f"{phases} {'is' if len(lengths) == 1 else 'are'} longer than {run}: shorten them, for "
+        f"example to a share of the run such as schedule.warmup=2%, or {longer}"
+    )

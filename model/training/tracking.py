@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from conf.settings import Count, Settings
+from conf.settings import Count, Settings, Text
 from model.training.files import write_atomic
 from model.training.metrics_file import Row, is_validation, read
 from model.training.run_folder import RunFolder
@@ -32,9 +32,9 @@ class WandbSettings(Settings):
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         description="auto: online for a user who is logged in, else offline"
     )
-    project: str
-    entity: str | None = Field(description="team or user; null: the user's default")
-    tags: list[str]
+    project: Text
+    entity: Text | None = Field(description="team or user; null: the user's default")
+    tags: list[Text]
     log_every: Count = Field(description="optimizer steps between two rows of metrics.jsonl")
 
 

@@ -1,5 +1,7 @@
 """Command-line overrides: what is refused before any work, and what the message names."""
 
+import copy
+import math
 import shlex
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf.cli import override, rewrite_arguments, rewrite_overrides
+from conf.cli import check, override, rewrite_arguments, rewrite_overrides
+from conf.schema import GenerateSettings, TrainSettings
 from tests.composing import composed
 
 
@@ -44,11 +47,33 @@ from tests.composing import composed
         ("model.mixers.retnet.decay_rank=8", ["retnet", "decay_rank=8", "decay=gla"]),
         ("model.mixers.softmax.kv_heads=3", ["kv_heads=3", "heads=2", "1, 2"]),
         ("optimizer.kind=sgd", ["optimizer.kind='sgd'", "muon, adamw"]),
+        ("run.init_from=", ["run.init_from='': empty", "=VALUE or run.init_from=null"]),
+        ("data.root=", ["data.root='': empty; give it as data.root=VALUE"]),
         ("schedule.warmup=20", None),
         ("schedule.warmup=20%", None),
         ("schedule.warmup=120%", ["schedule.warmup", "'120%'", "tokens"]),
         ("schedule.warmup=fast", ["schedule.warmup", "'fast'"]),
         ("trainer.tokens=2e6", None),
+        ("trainer.tokens=1e20", ["trainer.tokens=", "less than or equal to 9223372036854775807"]),
+        ("trainer.minutes=inf", ["trainer.minutes=inf", "finite"]),
+        ("trainer.minutes=nan", ["trainer.minutes=nan"]),
+        ("model.d_model=1e18", ["model.d_model=", "less than or equal to 1048576"]),
+        ("model.d_model=1e40", ["model.d_model=", "less than or equal to 1048576"]),
+        ("model.norm_eps=1e-320", ["model.norm_eps=1e-320", "greater than or equal to 1e-12"]),
+        ("model.init_std=1e308", ["model.init_std=1e+308", "less than or equal to 100"]),
+        ("model.mixers.gla.decay_rank=1e12", ["decay_rank=", "less than or equal to 1048576"]),
+        ("model.mixers.gla.conv_width=9e18", ["conv_width=", "less than or equal to 1024"]),
+        ("model.mixers.gla.decay_temperature=1e300", ["decay_temperature=1e+300", "10000"]),
+        ("model.mixers.gla.memory_length=[1e-300,1e300]", ["2 problems", "0.01", "1000000000"]),
+        ("model.mixers.softmax.window=1e30", ["window=", "less than or equal to 2147483647"]),
+        ("model.mixers.softmax.rope_base=1e-9", ["rope_base=1e-09", "greater than or equal to 1"]),
+        ("optimizer.lr=1e308", ["optimizer.lr=1e+308", "less than or equal to 1000"]),
+        ("optimizer.eps=1e-320", ["optimizer.eps=1e-320", "greater than or equal to 1e-30"]),
+        ("optimizer.betas=[1,0.9]", ["optimizer.betas.0=1", "less than 1"]),
+        ("optimizer.weight_decay=1e3", ["lr=0.003 times weight_decay=1000", "up to 333.3"]),
+        ("tokenizer.character_coverage=0.5", ["character_coverage=0.5", "equal to 0.98"]),
+        ("data.workers=1e3", ["data.workers=1000", "less than or equal to 256"]),
+        ("tokenizer.vocab_size=1", ["tokenizer.vocab_size=1", "equal to 261"]),
         ("trainer.tokens=100", ["tokens=100", "batch_tokens=2048"]),
         ("model.mixers.gla.memory_length=[9]", ["memory_length=[9", "two numbers"]),
         ("model.mixers.gla.normalize=true", ["normalize=true", "identity", "elu1"]),
@@ -73,6 +98,44 @@ def test_a_mistake_is_named_with_what_is_allowed(override, named):
         composed(override)
     for part in named:
         assert part in str(error.value)
+
+
+EXTREMES = (math.nan, math.inf, -math.inf, 1e308, 10**400, 1e20, -1)
+
+
+def test_extreme_numbers_are_refused_wherever_they_mean_nothing():
+    taken = set()
+    for config, schema in (("train", TrainSettings), ("generate", GenerateSettings)):
+        values = composed(config=config, schema=schema).model_dump()
+        for key in _leaves(values):
+            if any(_passes(values, key, extreme, schema) for extreme in EXTREMES):
+                taken.add(".".join(key))
+    assert taken == {
+        "trainer.minutes",  # as good as no limit
+        "trainer.clip_grad_norm",
+        "temperature",  # every token is as likely as any other
+    }
+
+
+def _leaves(values, *above):
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, *above, name)
+        else:
+            yield (*above, name)
+
+
+def _passes(values, key, value, schema):
+    values = copy.deepcopy(values)
+    section = values
+    for name in key[:-1]:
+        section = section[name]
+    section[key[-1]] = value
+    try:
+        check(values, schema)
+    except ValueError:
+        return False
+    return True
 
 
 def test_all_mistakes_are_named_at_once():
@@ -106,6 +169,7 @@ def test_free_text_reaches_the_task_unchanged(text):
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(0, 1), st.text(), st.lists(st.text())
     )
+    | st.dictionaries(st.sampled_from(["a", "b_c"]), st.none() | st.booleans() | st.text())
 )
 def test_a_suggested_override_gives_the_value_when_it_is_typed(value):
     (typed,) = shlex.split(override("data.files", value))
@@ -146,14 +210,20 @@ def test_a_sweep_over_layer_patterns_has_a_job_for_each():
     assert override == "++model.layers='(gla)*2','softmax'"
 
 
-@pytest.mark.parametrize("override", ["optimizer=adam", "trainer=5", "experiment=hybrid_60"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "optimizer=adam",
+        "trainer=5",
+        "experiment=hybrid_60",
+        "logger=null",
+        "mixer@model.mixers.gla=null",
+    ],
+)
 def test_a_choice_that_does_not_exist_is_named_with_the_others(override):
     with pytest.raises(ValueError, match=f"{override}: not one of .*"):
         rewrite_overrides([override])
-    assert rewrite_overrides(["experiment=null", "hydra/launcher=x"]) == [
-        "experiment=null",
-        "hydra/launcher=x",
-    ]
+    assert rewrite_overrides(["experiment=null", "hydra/launcher=x"]) == ["hydra/launcher=x"]
 
 
 def test_another_copy_of_a_preset_is_added_under_a_new_name():

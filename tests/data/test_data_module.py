@@ -125,6 +125,12 @@ def test_validation_covers_every_row_once_with_equal_batches_per_rank(module, wo
     assert sorted(numbers) == list(range(len(split)))
 
 
+def test_a_validation_batch_has_no_more_rows_than_the_split(module):
+    (batch,) = module(DOCUMENTS, val_rows=2**63 - 1).val_dataloader()
+    split = PackedSplit(module(DOCUMENTS).validation.folder, "validation", 4)
+    assert batch["samples"].tolist() == list(range(len(split)))
+
+
 def test_batch_that_ranks_cannot_share_is_refused_when_the_loader_is_built(module):
     with pytest.raises(ValueError, match="8 rows cannot be shared equally by 3 ranks"):
         module(DOCUMENTS, batch_rows=8, world=3).train_dataloader()
@@ -179,4 +185,4 @@ def test_lightning_continues_from_its_restored_step(stream, data_config, tmp_pat
     assert first.trained == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(5)]
     assert second.trained == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(5, 9)]
     rows = len(PackedSplit(folder, "validation", 4))
-    assert first.validated == [[*range(rows), *[-1] * (100 - rows)]]
+    assert first.validated == [[*range(rows)]]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -181,10 +182,15 @@ def test_a_faulty_parquet_record_is_named(tmp_path, values, message):
         list(files_source([f"{tmp_path}/a.parquet"], "text").documents())
 
 
-def test_a_damaged_parquet_file_is_named(tmp_path):
-    (tmp_path / "a.parquet").write_text("nonsense")
-    with pytest.raises(ValueError, match=r"a\.parquet cannot be read: .*complete \.parquet file"):
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 9], ids=["empty", "nonsense"])
+def test_a_damaged_parquet_file_is_one_clear_error(tmp_path, caplog, monkeypatch, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    monkeypatch.setattr(logging.getLogger("datasets"), "handlers", [caplog.handler])
+    with pytest.raises(
+        ValueError, match=r"a\.parquet cannot be read: .*[^.]\. Is it a complete \.parquet file"
+    ):
         list(files_source([f"{tmp_path}/a.parquet"], "text").documents())
+    assert caplog.records == []
 
 
 def test_a_data_set_by_name_is_streamed_in_order(tmp_path, data_config):

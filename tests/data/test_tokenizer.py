@@ -223,7 +223,7 @@ def test_too_large_vocabulary_names_the_largest_that_works(tokenizer_config):
 def test_too_small_vocabulary_names_the_smallest_that_works(tokenizer_config):
     blocks = ["hello world, this is a short text"] * 3
     with pytest.raises(ValueError, match="is too small") as error:
-        Tokenizer.train(blocks, tokenizer_config(vocab_size=100))
+        Tokenizer.train(blocks, tokenizer_config(vocab_size=261))
     smallest = int(str(error.value).split("Type tokenizer.vocab_size=")[1].split(" ")[0])
     config = tokenizer_config(vocab_size=smallest)
     assert Tokenizer.train(blocks, config).size == smallest

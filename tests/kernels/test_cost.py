@@ -333,7 +333,10 @@ def test_normalised_outputs_have_no_published_comparison(capsys):
     [
         (["--op", "mamba"], "invalid choice: 'mamba'"),
         (["--op", "gla", "kda", "--normalize"], "the delta rule (kda) has no denominators"),
-        (["--length", "0"], "--length: '0' is not a whole number >= 1, such as 128"),
+        (
+            ["--length", "0"],
+            "--length: '0' is not a whole number from 1 to 2147483647, such as 128",
+        ),
         (["--dtype", "float8"], "invalid choice: 'float8'"),
         (["--chunk", "64"], "unrecognized arguments: --chunk"),
     ],

@@ -1,6 +1,7 @@
 """Every mistake a caller can make has one clear error, raised before any work."""
 
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ MISTAKES = {
     "decay_dtype": ({"decay": torch.zeros(H).bfloat16()}, "must be torch.float32"),
     "decay_device": ({"decay": torch.zeros(H, device="meta")}, "decay lies on meta"),
     "segments_shape": ({"segments": SEGMENT}, r"segments has shape \(2,\)"),
-    "segments_dtype": ({"segments": SEGMENTS.float()}, "must be an integer tensor"),
+    "segments_dtype": ({"segments": SEGMENTS.float()}, "must be a signed integer tensor"),
+    "segments_unsigned": ({"segments": SEGMENTS.to(torch.uint32)}, "must be a signed integer"),
     "segments_device": ({"segments": SEGMENTS.to("meta")}, "segments lies on meta"),
     "state_type": ({"state": (S, None, None)}, "must be a kernels.LinearState"),
     "missing_z": (
@@ -78,7 +80,27 @@ MISTAKES = {
     ),
     "chunk_zero": ({"chunk_size": 0}, "chunk_size must be a whole number >= 1"),
     "chunk_float": ({"chunk_size": 64.0}, "chunk_size must be a whole number >= 1"),
+    "chunk_of_many_digits": ({"chunk_size": 10**400}, "chunk_size must be a whole number >= 1"),
     "unknown_backend": ({"backend": "cuda"}, "use one of"),
+    "backend_type": ({"backend": []}, r"backend=\[\] is unknown; use one of"),
+    "normalize_type": ({"normalize": "no"}, "normalize must be True or False, got 'no'"),
+    "scale_of_many_digits": ({"scale": 10**400}, "got a larger whole number"),
+    "scale_nan": ({"scale": math.nan}, "scale must be finite and at most 3.4.*got nan"),
+    "scale_inf": ({"scale": -math.inf}, "scale must be finite and at most 3.4.*got -inf"),
+    "scale_bool": ({"scale": True}, "scale must be a Python number, got bool"),
+    "q_none": ({"q": None}, "q must be a torch.Tensor, got NoneType"),
+    "k_list": ({"k": [1.0]}, "k must be a torch.Tensor, got list"),
+    "v_numpy": ({"v": VALUES.numpy()}, "v must be a torch.Tensor, got ndarray"),
+    "decay_number": ({"decay": -0.1}, "decay must be a torch.Tensor or None, got float"),
+    "beta_type": ({"beta": "1"}, "beta must be a torch.Tensor or None, got str"),
+    "segments_list": ({"segments": [[0]]}, "segments must be a torch.Tensor or None, got list"),
+    "state_of_none": ({"state": LinearState(None, None, None)}, "state.S must be a torch.Tensor"),
+    "z_list": ({"state": LinearState(S, [1], None)}, "state.z must be a torch.Tensor or None"),
+    "sparse": ({"decay": torch.zeros(H).to_sparse()}, "decay is a sparse_coo tensor"),
+    "no_data": ({name: KEYS.to("meta") for name in "qkv"}, "meta device, which holds no data"),
+    "complex": ({name: KEYS.cfloat() for name in "qkv"}, "share one dtype"),
+    "decay_integer": ({"decay": torch.zeros(H).int()}, "decay is torch.int32"),
+    "beta_complex": ({"beta": BETA.cfloat()}, "beta is torch.complex64"),
     "triton_float64": (
         {"backend": "triton", "q": KEYS.double(), "k": KEYS.double(), "v": VALUES.double()},
         "has no float64; use backend='torch'",
@@ -92,6 +114,24 @@ def test_mistake_is_explained(mistake: str) -> None:
     arguments = {"q": KEYS, "k": KEYS, "v": VALUES, **changes}
     with pytest.raises(ValueError, match=message):
         linear_attention(**arguments)
+
+
+@pytest.mark.parametrize(("backend", "beta"), [("torch", None), ("torch", BETA), ("triton", None)])
+def test_a_second_derivative_is_refused_where_there_is_none(
+    backend: str, beta: torch.Tensor | None
+) -> None:
+    q = torch.randn(B, T, H, K, requires_grad=True)
+    loss = linear_attention(q, KEYS, VALUES, beta=beta, backend=backend)[0].sum()
+    with pytest.raises(RuntimeError, match=r"first derivatives only.*or backend='reference'"):
+        torch.autograd.grad(loss, q, create_graph=True)
+
+
+def test_the_reference_has_second_derivatives() -> None:
+    q = torch.randn(B, T, H, K, requires_grad=True)
+    loss = linear_attention(q, q, VALUES + 1, backend="reference")[0].sum()
+    (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), q)
+    assert bool(second.any())
 
 
 def test_triton_on_a_cpu_is_refused_unless_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 from ahead_of_time import run_compiling
 
+from kernels.compile import main
 from kernels.triton.blocks import KernelName, most_channels
 
 WIDTHS = {"sm_80": (64, 128), "sm_90": (64, 128), "sm_100": (64,), "gfx942": (64,)}
@@ -110,10 +111,21 @@ def test_each_kernel_has_at_most_three_block_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--target", "sm_70"], "invalid choice: 'sm_70'"), (["--width", "x"], "invalid int value")],
+    [
+        (["--target", "sm_70"], "invalid choice: 'sm_70'"),
+        (["--width", "x"], "'x' is no width of a head"),
+    ],
 )
 def test_the_command_names_what_it_knows(arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "kernels.compile", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("width", ["0", "-5", "64.5", "1" + "0" * 5000])
+def test_a_width_that_no_head_has_is_refused(width, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["--width", width])
+    assert exit.value.code == 2
+    assert "give a whole number from 1 to 4096" in capsys.readouterr().err

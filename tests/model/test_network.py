@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from kernels import linear_attention as run
 from model.mixers import linear as linear_mixer
@@ -324,16 +325,31 @@ def test_positions_restart_at_every_document():
 
 
 @torch.no_grad()
-def test_with_recall_init_a_new_model_continues_what_repeats():
+@pytest.mark.parametrize("layers", ["gla retnet softmax", "(gla softmax)*2", "softmax*3"])
+@pytest.mark.parametrize(("rope_base", "period"), [("null", 200), ("1e6", 50)])
+def test_with_recall_init_a_new_model_continues_what_repeats(layers, rope_base, period):
     torch.manual_seed(0)
-    settings = composed("model.mixers.softmax.rope_base=null").model
+    settings = composed(
+        f"model.layers={layers}", f"model.mixers.softmax.rope_base={rope_base}"
+    ).model
     model = LanguageModel(settings, vocab_size=512)
-    half = torch.randperm(512)[:200]
+    half = torch.randperm(512)[:period]
     tokens = torch.cat((half, half))[None]
     guesses = model(tokens[:, :-1])[0].argmax(-1)
     right = (guesses == tokens[0, 1:]).float()
-    assert right[200:].mean() > 0.9
-    assert right[:190].mean() < 0.1
+    assert right[period:].mean() > 0.9
+    assert right[: period - 1].mean() < 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("d_model", [64, 128, 512])
+def test_with_recall_init_a_new_model_is_as_sure_at_any_width(d_model):
+    torch.manual_seed(0)
+    settings = composed(f"model.d_model={d_model}", "model.mixers.softmax.rope_base=null").model
+    model = LanguageModel(settings, vocab_size=512)
+    half = torch.randperm(512)[:200]
+    logits = model(torch.cat((half, half))[None, :-1])[0]
+    assert 10 < logits[200:].amax(-1).mean() < 22
 
 
 def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
@@ -346,3 +362,23 @@ def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
     packed = model(tokens, segments)
     assert torch.equal(alone[0], packed[0])
     assert torch.allclose(alone[1, :100], packed[1, :100], atol=1e-5)
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_any_number_of_kinds_of_blocks_is_compiled_each_kind_once():
+    model = small_model("softmax linear softmax")
+    model.compile_blocks()
+    programs = CompileCounterWithBackend("eager")
+    for block in model.blocks:
+        block.compile(backend=programs, fullgraph=True)  # raises where the limit is reached
+    for _ in range(2):
+        model(tokens_of(2, 40), torch.zeros(2, 40, dtype=torch.long))
+    assert programs.frame_count == 2
+
+
+def test_16_bit_weights_can_be_initialised_again():
+    model = small_model("softmax gla", *WITH_CONV, "model.mixers.softmax.recall_init=true")
+    model.to(torch.bfloat16).init_weights()
+    turned = model.blocks[0].mixer.v.weight.float()
+    assert torch.allclose(turned @ turned.T, torch.eye(len(turned)), atol=0.05)

@@ -30,11 +30,38 @@ def test_outputs_and_gradients_equal_the_formula(dtype, size):
         assert (got - wanted).norm() <= budget * wanted.norm()
 
 
-def test_gradcheck():
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 5)])
+def test_first_and_second_derivatives(shape):
     torch.manual_seed(0)
-    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(_RMSNormOnCPU.apply, (x, weight, 1e-3))
+
+    def norm(x, weight):
+        return _RMSNormOnCPU.apply(x, weight, 1e-3)[0]
+
+    assert torch.autograd.gradcheck(norm, (x, weight))
+    assert torch.autograd.gradgradcheck(norm, (x, weight))
+
+
+def test_gradients_are_as_exact_when_taken_under_autocast():
+    torch.manual_seed(0)
+    norm = RMSNorm(16, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(3, 16, requires_grad=True)
+    (exact,) = torch.autograd.grad(norm(x).pow(3).sum(), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        (gradient,) = torch.autograd.grad(norm(x).pow(3).sum(), x)
+    assert torch.equal(gradient, exact)
+
+
+def test_function_transforms_see_it():
+    torch.manual_seed(0)
+    norm = RMSNorm(16, eps=1e-6)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(4, 16)
+    per_row = torch.func.vmap(torch.func.grad(lambda row: norm(row).pow(3).sum()))(x)
+    whole = torch.func.grad(lambda x: norm(x).pow(3).sum())(x)
+    assert torch.allclose(per_row, whole, atol=1e-6)
 
 
 def test_compiled_and_eager_agree():

@@ -23,7 +23,15 @@ def test_options_that_keep_everything_change_nothing(top_k, top_p):
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 0}, {"temperature": 1e-6}, {"top_k": 1}, {"top_p": 1e-9}]
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 1e-6},
+        {"temperature": 1e-320},
+        {"top_k": 1},
+        {"top_p": 1e-9},
+        {"top_p": 1e-320},
+    ],
 )
 def test_greedy_choices_agree(options):
     chosen = probabilities(**options)

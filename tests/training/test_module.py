@@ -130,19 +130,19 @@ def test_too_many_non_finite_steps_stop_the_run_with_the_last_good_checkpoint(tm
 
 @pytest.mark.parametrize("tied", ["true", "false"])
 def test_checkpoints_of_compiled_and_plain_models_load_into_each_other(tmp_path, tied):
-    tie = f"model.tie_embeddings={tied}"
+    tie = (f"model.tie_embeddings={tied}", "model.embedding_std=0.02")
     outputs, names = {}, {}
     tokens = torch.randint(64, (1, 12))
     for compiled in (False, True):
         torch.manual_seed(0)
-        module = module_of(tie, compiled=compiled)
+        module = module_of(*tie, compiled=compiled)
         fit(module, 2, Checkpoints(tmp_path / str(compiled), 2, 1, 0, {}))
         names[compiled] = sorted(load(latest(tmp_path / str(compiled)))["state_dict"])
         outputs[compiled] = module.model.eval()(tokens)
     assert names[False] == names[True]
     for saved in (False, True):
         for compiled in (False, True):
-            module = module_of(tie, compiled=compiled)
+            module = module_of(*tie, compiled=compiled)
             path = latest(tmp_path / str(saved))
             fit(module, 2, Checkpoints(tmp_path / "x", 99, 1, 0, {}), ckpt_path=path)
             assert torch.equal(module.model.eval()(tokens), outputs[saved])

@@ -9,7 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from model.training.run_folder import ABSENT, RunFolder, changed, check_run_name, plain
+from model.training.differences import ABSENT, changed
+from model.training.run_folder import RunFolder, check_run_name, plain
 
 CONFIG = {"model": {"width": 64, "layers": ["gla", "softmax"]}, "trainer": {"max_steps": 20}}
 

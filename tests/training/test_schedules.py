@@ -36,9 +36,18 @@ def test_wsd_can_fall_with_the_square_root():
     assert got[4] == pytest.approx(1 - 0.25**0.5)
 
 
+def test_a_run_that_minutes_shorten_is_told_apart():
+    schedule = composed("schedule=cosine", "schedule.warmup=3000").schedule
+    check_schedule(schedule, 3000)
+    with pytest.raises(
+        ValueError, match=r"^schedule.warmup \(3,000 tokens\) is longer than the 1,000"
+    ):
+        check_schedule(schedule, 1000, minutes=0.5)
+
+
 def test_phases_longer_than_the_run_are_refused():
     schedule = composed("schedule.warmup=50%", "schedule.decay=60%").schedule
-    with pytest.raises(ValueError, match=r"warmup \(500 tokens\) and .*decay \(600\)"):
+    with pytest.raises(ValueError, match=r"warmup \(500 tokens\) and .*decay \(600 tokens\)"):
         check_schedule(schedule, 1000)
 
 

@@ -22,6 +22,9 @@ _CHUNKED = {
     "retnet": ("fla.ops.retention", "chunk_retention"),
     "simple": ("fla.ops.simple_gla", "chunk_simple_gla"),
     "linear": ("fla.ops.linear_attn", "chunk_linear_attn"),
+    "kda": ("fla.ops.kda", "chunk_kda"),
+    "gated_delta": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
+    "delta": ("fla.ops.delta_rule", "chunk_delta_rule"),
 }
 _INSTALL = "pip install flash-linear-attention"
 

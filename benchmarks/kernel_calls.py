@@ -1,9 +1,10 @@
 """One case's inputs, and the same computation as Braid, FLA and softmax attention are called.
 
-Rows are [B, T, H, D], bfloat16, with K = V = D and scale D^-1/2. Gates are rounded to bfloat16, the
-type in which FLA takes them fastest and times itself; Braid gets the same values in float32, which
-its contract demands. Packed, Braid reads document numbers per row, and FLA and softmax attention
-one long row with the documents' borders. Braid always returns the last state; FLA is not asked to.
+Rows are [B, T, H, D], bfloat16, with K = V = D and scale D^-1/2; keys of the delta rule have length
+1. Gates and betas are rounded to bfloat16, the type in which FLA takes them fastest and times
+itself; Braid gets the same values in float32, which its contract demands. Packed, Braid reads
+document numbers per row, and FLA and softmax attention one long row with the documents' borders.
+Braid always returns the last state; FLA is not asked to.
 """
 
 from collections.abc import Callable
@@ -18,12 +19,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from benchmarks.kernel_cases import Case, document_lengths
+from benchmarks.kernel_cases import DELTA, Case, document_lengths
 from kernels import linear_attention
 
 BRAID, FLA = "Braid", "FLA"
 SOFTMAX = ("flash", "cudnn", "varlen")
-_GATED = ("gla", "simple")
+_PER_CHANNEL = ("gla", "kda")
+_PER_TOKEN = ("simple", "gated_delta")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Inputs:
     k: Tensor
     v: Tensor
     gate: Tensor | None
+    beta: Tensor | None
     upstream: Tensor
     segments: Tensor | None
     borders: Tensor | None
@@ -65,11 +68,15 @@ def make_inputs(case: Case, device: str | torch.device) -> Inputs:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device).bfloat16()
 
-    q, k, v = (random(*shape).requires_grad_() for _ in range(3))
-    gate = None
-    if case.op in _GATED:
-        gate = random(*(shape if case.op == "gla" else shape[:3])).float()
+    q, k, v = (random(*shape) for _ in range(3))
+    gate = beta = None
+    if case.op in (*_PER_CHANNEL, *_PER_TOKEN):
+        gate = random(*(shape if case.op in _PER_CHANNEL else shape[:3])).float()
         gate = (F.logsigmoid(gate) / 16).bfloat16().requires_grad_()
+    if case.op in DELTA:
+        k = F.normalize(k.float(), dim=3).bfloat16()
+        beta = random(*shape[:3]).float().sigmoid().bfloat16().requires_grad_()
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
     segments = borders = None
     longest = case.length
     if case.packed:
@@ -80,7 +87,7 @@ def make_inputs(case: Case, device: str | torch.device) -> Inputs:
         sizes = [size for row in rows for size in row]
         borders = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)
         longest = max(sizes)
-    return Inputs(q, k, v, gate, random(*shape), segments, borders, longest)
+    return Inputs(q, k, v, gate, beta, random(*shape), segments, borders, longest)
 
 
 def make_calls(
@@ -106,27 +113,29 @@ def make_calls(
 def _braid(case: Case, inputs: Inputs, backend: str) -> Call:
     q, k, v = inputs.q, inputs.k, inputs.v
     leaves = [q, k, v]
-    decay = None
+    decay = beta = None
     if inputs.gate is not None:
         decay = inputs.gate.detach().float().requires_grad_()
         leaves.append(decay)
     elif case.op == "retnet":
         heads = torch.arange(case.heads, dtype=torch.float32, device=q.device)
         decay = torch.log1p(-(2.0 ** (-5 - heads)))
+    if inputs.beta is not None:
+        beta = inputs.beta.detach().float().requires_grad_()
+        leaves.append(beta)
+    options = {"scale": case.width**-0.5, "segments": inputs.segments, "backend": backend}
 
     def run() -> Tensor:
-        return linear_attention(
-            q, k, v, decay, scale=case.width**-0.5, segments=inputs.segments, backend=backend
-        )[0]
+        return linear_attention(q, k, v, decay, beta, **options)[0]
 
     return Call(run, leaves, inputs.upstream)
 
 
 def _fla(case: Case, inputs: Inputs, op: Callable[..., Any]) -> Call:
     options: dict[str, Any] = {"normalize": False} if case.op == "linear" else {}
-    leaves = [inputs.q, inputs.k, inputs.v]
-    if inputs.gate is not None:
-        leaves.append(inputs.gate)
+    named = {"g": inputs.gate, "beta": inputs.beta}
+    named = {name: x for name, x in named.items() if x is not None}
+    leaves = [inputs.q, inputs.k, inputs.v, *named.values()]
     if case.packed:
         options["cu_seqlens"] = inputs.borders
 
@@ -134,9 +143,9 @@ def _fla(case: Case, inputs: Inputs, op: Callable[..., Any]) -> Call:
         return x.flatten(0, 1).unsqueeze(0) if case.packed else x
 
     def run() -> Tensor:
-        q, k, v, *gate = (one_row(x) for x in leaves)
-        named = {"g": gate[0]} if gate else {}
-        return op(q, k, v, **named, **options)[0].view(inputs.v.shape)
+        q, k, v, *others = (one_row(x) for x in leaves)
+        gates = dict(zip(named, others, strict=True))
+        return op(q, k, v, **gates, **options)[0].view(inputs.v.shape)
 
     return Call(run, leaves, inputs.upstream)
 

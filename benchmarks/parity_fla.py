@@ -6,8 +6,8 @@
 The references are naive.py in fla/ops/{gla,simple_gla,retention,linear_attn,delta_rule,
 gated_delta_rule,kda}, step by step in float32; the shapes are those of FLA's tests/ops, inputs are
 random and signed (the delta rules' keys of length 1), states come in and go out where a reference
-has them. Backend torch always; triton, where it has the operator, on a GPU and in Triton's
-interpreter. Prints relative errors of outputs, final state and gradients; fails if one exceeds its
+has them. Backend torch always, triton on a GPU and in Triton's interpreter; `--backend` picks one.
+Prints relative errors of outputs, final state and gradients; fails if one exceeds its
 budget. Needs `pip install flash-linear-attention einops`, and no GPU.
 """
 
@@ -271,11 +271,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     device = "cuda" if torch.cuda.is_available() else "cpu"
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    backends = ["torch", "triton"] if interpreted or device == "cuda" else ["torch"]
+    possible = ["torch", "triton"] if interpreted or device == "cuda" else ["torch"]
+    backends = options.backend or possible
+    if not set(backends) <= set(possible):
+        print(
+            "error: --backend triton: PyTorch finds no GPU here; set TRITON_INTERPRET=1 to run the "
+            "kernels in Triton's slow interpreter, with --most 4096 or so",
+            file=sys.stderr,
+        )
+        return 2
     if interpreted:
-        from kernels.triton.interpreter import compute_in_bfloat16
+        from kernels.triton.interpreter import round_as_gpus
 
-        compute_in_bfloat16()
+        round_as_gpus()
     dtype = getattr(torch, options.dtype)
     of_ops = [case for case in cases() if case.op in options.op]
     chosen = [case for case in of_ops if case.size <= options.most]
@@ -286,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
     table = Table("op", "B", "T", "H", "K", "V", "documents", "backend", *COLUMNS, "", box=None)
     total, missed, worst = 0, 0, dict.fromkeys(backends, 0.0)
     for case in tqdm(chosen, "parity", disable=not sys.stderr.isatty()):
-        for backend in backends if case.op not in DELTA else ["torch"]:
+        for backend in backends:
             found = errors(case, dtype, backend, naive[case.op], device)
             passed = all(error <= BUDGETS[dtype] for error in found.values())
             total, missed = total + 1, missed + (not passed)
@@ -318,6 +326,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--op", nargs="+", choices=FOLDERS, default=list(FOLDERS))
+    parser.add_argument("--backend", nargs="+", choices=["torch", "triton"], help="default: all")
     types = [str(dtype).removeprefix("torch.") for dtype in BUDGETS]
     parser.add_argument("--dtype", choices=types, default=types[0], help="of q, k and v")
     parser.add_argument(

@@ -167,9 +167,9 @@ def main(arguments: list[str] | None = None) -> int:
     from tqdm import tqdm
 
     if device == "cpu":
-        from kernels.triton.interpreter import compute_in_bfloat16
+        from kernels.triton.interpreter import round_as_gpus
 
-        compute_in_bfloat16()
+        round_as_gpus()
     todo = list(cases(full_size=device == "cuda"))
     bar = tqdm(todo, "check", disable=not sys.stderr.isatty())
     results = [check(case, device) for case in bar]

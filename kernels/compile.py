@@ -33,6 +33,7 @@ class Case:
     dtype: torch.dtype
     normalize: bool = False
     segments: bool = True
+    delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
 
 def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads: int = 4) -> list:
     """[(kernel, its options, compiled program)] of one training step of `length` tokens."""
+    from kernels.triton import delta_launch
     from kernels.triton.launch import Problem, backward, forward
 
     def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -71,7 +73,13 @@ def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads:
     }[case.family]
     segments = meta(batch, length, dtype=torch.int64) if case.segments else None
     with compile_for(TARGETS[target], recorded) as launch:
-        p = Problem.of(q, k, v, decay, segments, None, 1.0, case.normalize, False, 4, launch)
+        options = (1.0, case.normalize, False, 4, launch, case.delta)
+        p = Problem.of(q, k, v, decay, segments, None, *options)
+        if case.delta:
+            beta = meta(batch, length, heads)
+            o, S, *kept = delta_launch.forward(p, beta, None)
+            delta_launch.backward(p, beta, torch.empty_like(o), S, *kept, with_decay=True)
+            return recorded
         o, S, z, *kept = forward(p, None, None)
         d_z = z if case.normalize else None
         backward(p, torch.empty_like(o), S, d_z, o, *kept, with_decay=True)
@@ -82,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; 1 if a kernel needs more shared memory than its target has."""
     options = _parser().parse_args(arguments)
     cases = [
-        Case(family, width, DTYPES[dtype], options.normalize)
+        Case(family, width, DTYPES[dtype], options.normalize, delta=options.delta)
         for family, width, dtype in itertools.product(options.family, options.width, options.dtype)
     ]
     from rich.console import Console
@@ -118,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     width = whole_number(most=_MAX_WIDTH)
     parser.add_argument("--width", nargs="+", type=width, default=[64, 128], help="K = V")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
-    parser.add_argument("--normalize", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--normalize", action="store_true")
+    kind.add_argument("--delta", action="store_true", help="the delta rule, not the additive write")
     return parser
 
 

@@ -10,23 +10,25 @@ import torch
 from torch import Tensor
 
 from kernels.state import LinearState
+from kernels.triton.blocks import MOST_DELTA_KEYS
 
 
-def triton_attention(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, **options: Any
-) -> tuple[Tensor, LinearState]:
-    """See `kernels.triton.ops.triton_attention`; `refusal` has seen to it that beta is None."""
+def triton_attention(*arguments: Any, **options: Any) -> tuple[Tensor, LinearState]:
+    """See `kernels.triton.ops.triton_attention`."""
     from kernels.triton.ops import triton_attention
 
-    return triton_attention(q, k, v, decay, **options)
+    return triton_attention(*arguments, **options)
 
 
 def refusal(q: Tensor, beta: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs; None if they can."""
-    if beta is not None:
-        return "has no kernels for the delta rule (beta); use backend='torch' or 'auto'"
     if q.dtype == torch.float64:
         return "has no float64; use backend='torch' or 'reference'"
+    if beta is not None and q.shape[3] > MOST_DELTA_KEYS:
+        return (
+            f"keeps the state of a head's keys on chip for the delta rule (beta) and takes at most "
+            f"K = {MOST_DELTA_KEYS}, got {q.shape[3]}; use backend='torch' or 'auto'"
+        )
     if torch.compiler.is_compiling():
         return None  # compilers cannot look at the machine, and need triton themselves
     if importlib.util.find_spec("triton") is None:

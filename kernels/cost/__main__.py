@@ -2,6 +2,7 @@
 
     python -m kernels.cost
     python -m kernels.cost --op retnet simple --length 65536 --key-width 64 --forward
+    python -m kernels.cost --op gated_deltanet kda
 
 For every op: our kernels and those of the published chunk-64 algorithm, the fewest bytes and FLOPs
 that any implementation needs, and the shortest time on four GPUs in microseconds with the unit that
@@ -21,9 +22,12 @@ from kernels.cost.accounting import Direction, Dtype, Kernel, Shape, bytes_moved
 from kernels.cost.devices import DEVICES, floor_seconds, total_seconds
 from kernels.cost.fewest import fewest_kernels
 from kernels.cost.ours import our_kernels
+from kernels.cost.ours_delta import our_delta_kernels
 from kernels.cost.published import published_kernels
+from kernels.cost.published_delta import published_delta_kernels
 
 OPS = {"gla": "channel", "retnet": "head", "simple": "scalar", "linear": "none"}
+DELTA_OPS = {"kda": "channel", "gated_deltanet": "scalar", "deltanet": "none"}
 DECAY_SHAPES = {"channel": "[B, T, H, K]", "head": "[H]", "scalar": "[B, T, H]", "none": "None"}
 DIRECTIONS: list[Direction] = ["forward", "backward"]
 WIDTH = 140  # of the tables, whatever the terminal, so that docs/cost.md can hold them
@@ -31,6 +35,7 @@ WIDTH = 140  # of the tables, whatever the terminal, so that docs/cost.md can ho
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
+    ops = OPS | DELTA_OPS
     chosen = [name for name in DIRECTIONS if getattr(options, name)]
     for op in options.op:
         shape = Shape(
@@ -39,9 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.heads,
             options.key_width,
             options.value_width,
-            OPS[op],
+            ops[op],
             options.dtype,
             options.normalize,
+            delta=op in DELTA_OPS,
         )
         print(_report(op, shape, chosen or DIRECTIONS))
 
@@ -50,8 +56,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m kernels.cost", description=__doc__.split("\n")[0], allow_abbrev=False
     )
-    ops = ", ".join(f"{op}: decay {DECAY_SHAPES[decay]}" for op, decay in OPS.items())
-    parser.add_argument("--op", nargs="+", choices=OPS, default=["gla", "retnet"], help=ops)
+    kinds = [f"{op}: decay {DECAY_SHAPES[decay]}" for op, decay in OPS.items()]
+    kinds += [f"{op}: delta rule, decay {DECAY_SHAPES[d]}" for op, d in DELTA_OPS.items()]
+    choices, default = [*OPS, *DELTA_OPS], ["gla", "retnet"]
+    parser.add_argument("--op", nargs="+", choices=choices, default=default, help=", ".join(kinds))
     shape = Shape()
     for name in ("batch", "length", "heads", "key_width", "value_width"):
         option = f"--{name.replace('_', '-')}"
@@ -62,7 +70,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--normalize", action="store_true", help="divide by q^T z")
     parser.add_argument("--forward", action="store_true", help="only the forward pass")
     parser.add_argument("--backward", action="store_true", help="only the backward pass")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.normalize and (delta := [op for op in options.op if op in DELTA_OPS]):
+        parser.error(f"--normalize: the delta rule ({delta[0]}) has no denominators; leave it out")
+    return options
 
 
 def _report(op: str, shape: Shape, directions: list[Direction]) -> str:
@@ -71,18 +82,21 @@ def _report(op: str, shape: Shape, directions: list[Direction]) -> str:
     def chosen(kernels: list[Kernel]) -> list[Kernel]:
         return [kernel for kernel in kernels if kernel.direction in directions]
 
-    algorithms = {"fewest": chosen(fewest_kernels(shape)), "ours": chosen(our_kernels(shape))}
+    ours = our_delta_kernels if shape.delta else our_kernels
+    published = published_delta_kernels if shape.delta else published_kernels
+    algorithms = {"fewest": chosen(fewest_kernels(shape)), "ours": chosen(ours(shape))}
     if shape.normalize:
         closing = ["The published kernels compute no denominators, so there is no comparison."]
     else:
-        algorithms["published"] = chosen(published_kernels(shape))
+        algorithms["published"] = chosen(published(shape))
         closing = [
             f"ours / published: bytes {_ratios(algorithms, directions, bytes_moved)}",
             f"ours / published: FLOPs {_ratios(algorithms, directions, flops)}",
         ]
     title = (
-        f"{op}: decay {DECAY_SHAPES[shape.decay]}, {shape.dtype}, B={shape.batch} T={shape.length} "
-        f"H={shape.heads} K={shape.key_width} V={shape.value_width}"
+        f"{op}: {'delta rule, ' if shape.delta else ''}decay {DECAY_SHAPES[shape.decay]}, "
+        f"{shape.dtype}, B={shape.batch} T={shape.length} H={shape.heads} "
+        f"K={shape.key_width} V={shape.value_width}"
         f"{', normalised' if shape.normalize else ''}"
     )
     tables = [_kernel_table(name, algorithms[name], directions) for name in list(algorithms)[1:]]

@@ -39,6 +39,7 @@ class Shape:
     decay: Decay = "channel"
     dtype: Dtype = "bfloat16"  # of q, k and v
     normalize: bool = False
+    delta: bool = False  # the delta rule, with beta [B, T, H]
 
     def elements(self, axes: str) -> int:
         """The number of elements of a tensor with these axes, such as "bthk"."""
@@ -57,8 +58,10 @@ class Shape:
 
     @property
     def operand_bytes(self) -> int:
-        """Size of our products' operands: float16 is too narrow for sums and becomes float32."""
-        return 2 if self.dtype == "bfloat16" else FLOAT32
+        """Size of what passes between our kernels: float16 is too narrow for sums, and the delta
+        rule, whose writes undo earlier ones, needs more digits than bfloat16 has.
+        """
+        return 2 if self.dtype == "bfloat16" and not self.delta else FLOAT32
 
     @property
     def tf32_products(self) -> int:

@@ -13,6 +13,7 @@ the products' operands: bfloat16 for bfloat16 inputs, else float32.
 
 from kernels.cost.accounting import FLOAT32, Access, Kernel, Shape, access
 from kernels.cost.plan import LEVELS, TILE, Plan
+from kernels.triton.blocks import KernelName
 
 
 def our_kernels(shape: Shape) -> list[Kernel]:
@@ -20,14 +21,14 @@ def our_kernels(shape: Shape) -> list[Kernel]:
     return [
         _chunk_states(shape),
         _scan_states(shape),
-        _outputs(shape),
+        outputs(shape),
         *([_output_cast(shape)] if _kept_output(shape).name != "o" else []),
         *([_quotient_gradients(shape)] if shape.normalize else []),
         _reverse_chunk_states(shape),
         _reverse_scan_states(shape),
         _value_gradients(shape),
         _key_query_gradients(shape),
-        *([_decay_gradients(shape)] if shape.decay == "scalar" else []),
+        *([decay_gradients(shape)] if shape.decay == "scalar" else []),
     ]
 
 
@@ -73,16 +74,19 @@ def _scan_states(shape: Shape) -> Kernel:
     )
 
 
-def _outputs(shape: Shape) -> Kernel:
-    plan = Plan(shape, "outputs")
+def outputs(shape: Shape, written: Access | None = None) -> Kernel:
+    """`written` is in the place of the values for the delta rule."""
+    plan = Plan(shape, "delta_outputs" if shape.delta else "outputs")
     keys, values = plan.key_blocks, plan.value_blocks
+    scores = values * _levels(shape) * plan.within_tiles(shape.key_width)
+    weighed = shape.decay == "channel"  # before they are multiplied, not after
     return Kernel(
         "outputs",
         "forward",
         reads=(
             plan.keys("q", own=2 * values),  # against keys, then against states
             plan.keys("k", own=values, before=values),
-            plan.values("v", own=1, before=keys),
+            written or plan.values("v", own=1, before=keys),
             *plan.decay(
                 channel=(2 * values, values, 0), scalar=(values * (1 + keys), values * keys, 0)
             ),
@@ -93,9 +97,10 @@ def _outputs(shape: Shape) -> Kernel:
         vector_ops=values * (plan.weigh(plan.tokens) + plan.weigh_pairs())
         + plan.rebuild(plan.before),
         **plan.products(
-            values * _levels(shape) * plan.within_tiles(shape.key_width)
+            (scores if weighed else 0.0)
             + plan.within_tiles(shape.value_width)
-            + plan.with_states(plan.tiles + plan.passes)
+            + plan.with_states(plan.tiles + plan.passes),
+            both=0.0 if weighed else scores,
         ),
     )
 
@@ -236,7 +241,7 @@ def _key_query_gradients(shape: Shape) -> Kernel:
             *plan.denominator_gradient(own=keys, after=keys * values),
         ),
         writes=(plan.keys("dq"), plan.keys("dk"), *([decay_gradient] if numbers else [])),
-        vector_ops=_gradient_ops(plan)
+        vector_ops=gradient_ops(plan)
         + 2 * plan.weigh(plan.tokens)
         + plan.rebuild(plan.before)
         + plan.rebuild(plan.after),
@@ -249,7 +254,7 @@ def _key_query_gradients(shape: Shape) -> Kernel:
     )
 
 
-def _gradient_ops(plan: Plan) -> float:
+def gradient_ops(plan: Plan) -> float:
     """Vector operations of the gradients of queries, keys and decays beside rebuilding states."""
     shape = plan.shape
     keys = float(plan.tokens) * shape.key_width
@@ -264,22 +269,20 @@ def _gradient_ops(plan: Plan) -> float:
         return summed + exchanged + plan.key_blocks * plan.weigh_pairs() + 4 * pairs + 2 * keys
     # A level weighs its operand and its product, adds the product to dq or dk and multiplies it by
     # the operand. Before the levels the scores' gradients are made symmetric, and those on the
-    # diagonal multiply queries and keys.
-    return summed + exchanged + LEVELS * (plan.weigh(plan.tokens) + 3 * keys) + pairs + 2 * keys
+    # diagonal multiply queries and keys. What queries read is summed along tokens.
+    return summed + exchanged + LEVELS * (plan.weigh(plan.tokens) + 3 * keys) + pairs + 3 * keys
 
 
 def _decay_products(plan: Plan) -> float:
     """FLOPs of the products with matrices of zeros and ones that sum up a decay's gradient."""
     if plan.shape.decay == "channel":
-        return (LEVELS + 2) * plan.within_tiles(plan.shape.key_width)
-    if plan.shape.decay == "scalar":
-        return plan.key_blocks * plan.within_tiles(TILE)
+        return (LEVELS + 1) * plan.within_tiles(plan.shape.key_width)
     return 0.0
 
 
-def _decay_gradients(shape: Shape) -> Kernel:
+def decay_gradients(shape: Shape, kernel: KernelName = "key_query_gradients") -> Kernel:
     """Adds up the parts that the blocks of keys leave of a scalar decay's gradient."""
-    plan = Plan(shape, "key_query_gradients")
+    plan = Plan(shape, kernel)
     return Kernel(
         "sum of d decay",
         "backward",

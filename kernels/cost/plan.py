@@ -19,7 +19,7 @@ Loads = tuple[int, int, int]  # how often a token is loaded, as in `Plan.keys`
 
 def block_sizes(kernel: KernelName, shape: Shape) -> tuple[int, int]:
     """Most key channels and most value channels of a program."""
-    wide = shape.operand_bytes == FLOAT32
+    wide = (shape.input_bytes if shape.delta else shape.operand_bytes) == FLOAT32
     chosen = most_channels(kernel, channel=shape.decay == "channel", wide=wide)
     return chosen.keys, chosen.values
 
@@ -73,6 +73,20 @@ class Plan:
         width = self.shape.value_width
         return self._per_token(name, width, self.shape.input_bytes, (own, before, after))
 
+    def operands(self, name: str, own: int = 1, before: int = 0, after: int = 0) -> Access:
+        """A value-wide tensor in the type of the products' operands, [B, T, H, V]."""
+        width = self.shape.value_width
+        return self._per_token(name, width, self.shape.operand_bytes, (own, before, after))
+
+    def beta(self, own: int) -> Access:
+        """[B, T, H], for the delta rule."""
+        return self._per_token("beta", 1, FLOAT32, (own, 0, 0))
+
+    def pairs(self, name: str, times: int = 1) -> Access:
+        """A number of every two tokens of a tile, [B, H, tiles, 64, 64], for the delta rule."""
+        elements = self.tiles * TILE * TILE
+        return Access(name, elements, FLOAT32, times * elements)
+
     def output_gradient(self, own: int, after: int = 0) -> Access:
         """do, or in its place the float32 gradient of the numerator."""
         if not self.shape.normalize:
@@ -124,11 +138,20 @@ class Plan:
 
     # Operations. Tiles at the end of a row are multiplied whole.
 
-    def products(self, flops: float) -> dict[str, float]:
-        """Products with operands of the kernels' type."""
-        if self.shape.operand_bytes == 2:
-            return {"matmul_flops": flops}
-        return {"tf32_flops": self.shape.tf32_products * flops}
+    def products(self, flops: float, one: float = 0.0, both: float = 0.0) -> dict[str, float]:
+        """Products none, one or both of whose operands are 16-bit inputs as they are.
+
+        For the delta rule the other operands of 16-bit inputs are two bfloat16 numbers each. An
+        input in float16 has more digits than one of these holds.
+        """
+        shape = self.shape
+        if shape.delta and shape.input_bytes == 2:
+            if shape.dtype == "float16":
+                flops, one, both = flops + one + both, 0.0, 0.0
+            return {"matmul_flops": 3 * flops + 2 * one + both}
+        if shape.operand_bytes == 2:
+            return {"matmul_flops": flops + one + both}
+        return {"tf32_flops": shape.tf32_products * (flops + one + both)}
 
     def with_states(self, tiles: int) -> float:
         """FLOPs of products of a tile's [64, K or V] with states, or that make states of it."""

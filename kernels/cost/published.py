@@ -30,11 +30,11 @@ def published_kernels(shape: Shape) -> list[Kernel]:
     """
     if shape.normalize:
         raise ValueError("the published kernels compute no denominators: use normalize=False")
-    rows = _Rows(shape)
+    rows = Rows(shape)
     return _channel_kernels(rows) if shape.decay == "channel" else _simple_kernels(rows)
 
 
-class _Rows:
+class Rows:
     """Tensors and products, in elements and FLOPs."""
 
     def __init__(self, shape: Shape) -> None:
@@ -100,7 +100,7 @@ def _below_diagonal(tokens: int) -> int:
     return sum(token // SUBCHUNK * SUBCHUNK for token in range(tokens))
 
 
-def _simple_kernels(rows: _Rows) -> list[Kernel]:
+def _simple_kernels(rows: Rows) -> list[Kernel]:
     """No decay, a decay per head, or a scalar per token."""
     shape, e = rows.shape, rows.shape.input_bytes
     key_width, value_width = shape.key_width, shape.value_width
@@ -194,7 +194,7 @@ def _simple_kernels(rows: _Rows) -> list[Kernel]:
     ]
 
 
-def _channel_kernels(rows: _Rows) -> list[Kernel]:
+def _channel_kernels(rows: Rows) -> list[Kernel]:
     """A decay per key channel and token; scores A and their gradients dA are written out."""
     shape, e = rows.shape, rows.shape.input_bytes
     key_width, value_width = shape.key_width, shape.value_width
@@ -309,7 +309,7 @@ def _channel_kernels(rows: _Rows) -> list[Kernel]:
     ]
 
 
-def _diagonal_scores(rows: _Rows, operations: float) -> list[Kernel]:
+def _diagonal_scores(rows: Rows, operations: float) -> list[Kernel]:
     """Wide keys are summed in parts of 128 channels, which a second kernel adds up."""
     inputs = rows.tensors("q k") + rows.decay()
     size = rows.lower - rows.strictly_lower

@@ -6,7 +6,13 @@ run time: nothing is compiled twice, and no length is part of a choice. This mod
 
 from typing import Literal, NamedTuple
 
-KernelName = Literal["chunk_states", "outputs", "value_gradients", "key_query_gradients"]
+KernelName = Literal[
+    "chunk_states", "outputs", "value_gradients", "key_query_gradients",
+    "corrections", "delta_states", "delta_outputs", "delta_state_gradients",
+    "delta_key_query_gradients",
+]  # fmt: skip
+
+MOST_DELTA_KEYS = 256  # a program of the delta rule has the states of all keys of a head on chip
 
 
 class Blocks(NamedTuple):
@@ -18,12 +24,18 @@ class Blocks(NamedTuple):
     num_stages: int
 
 
-# For one decay per head or token, for one per channel, and for float32 operands.
+# For one decay per head or token, for one per channel, and for float32 operands (of the delta rule:
+# for float32 inputs).
 _TABLE: dict[KernelName, tuple[Blocks, Blocks, Blocks]] = {
     "chunk_states": (Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(64, 64, 8, 1)),
     "outputs": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "value_gradients": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-    "key_query_gradients": (Blocks(64, 64, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 8, 1)),
+    "key_query_gradients": (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(32, 32, 8, 1)),
+    "corrections": (Blocks(64, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
+    "delta_states": (Blocks(64, 16, 4, 1), Blocks(64, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    "delta_outputs": (Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
+    "delta_state_gradients": (Blocks(64, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    "delta_key_query_gradients": (Blocks(16, 32, 8, 1), Blocks(16, 16, 4, 1), Blocks(16, 32, 8, 1)),
 }
 
 

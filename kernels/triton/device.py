@@ -17,7 +17,8 @@ LEVELS = tl.constexpr(6)  # halvings of a tile
 # the wide tensors do: they are multiples of 16 at any length, and loads rely on it.)
 VARYING = (
     "length", "num_chunks", "chunk_tiles", "rows_in_all", "decay_sb", "decay_st", "decay_sh",
-    "segments_sb", "weights_sb", "weights_st", "d_denominators_sb", "d_denominators_st",
+    "beta_sb", "beta_st", "beta_sh", "segments_sb", "weights_sb", "weights_st",
+    "d_denominators_sb", "d_denominators_st",
 )  # fmt: skip
 
 # Decay families.
@@ -39,13 +40,30 @@ def place(BLOCKS: tl.constexpr, parts, heads):
 @triton.jit
 def dot(x, y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """x @ y in float32 sums. 16-bit operands ignore PRECISION."""
-    return tl.dot(x.to(OPERAND), y.to(OPERAND), input_precision=PRECISION)
+    if PRECISION == "split":
+        return add_dot(tl.zeros((x.shape[0], y.shape[1]), tl.float32), x, y, OPERAND, PRECISION)
+    else:
+        return tl.dot(x.to(OPERAND), y.to(OPERAND), input_precision=PRECISION)
 
 
 @triton.jit
 def add_dot(total, x, y, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x @ y."""
-    return tl.dot(x.to(OPERAND), y.to(OPERAND), total, input_precision=PRECISION)
+    """total + x @ y.
+
+    With PRECISION "split" a float32 operand is two bfloat16 numbers, 16 bits: what rounding leaves
+    out is multiplied too. An operand that is bfloat16 is multiplied once, as it is.
+    """
+    if PRECISION == "split":
+        x_first, y_first = x.to(tl.bfloat16), y.to(tl.bfloat16)
+        if y.dtype != tl.bfloat16:
+            y_rest = (y.to(tl.float32) - y_first.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(x_first, y_rest, total)
+        if x.dtype != tl.bfloat16:
+            x_rest = (x.to(tl.float32) - x_first.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(x_rest, y_first, total)
+        return tl.dot(x_first, y_first, total)
+    else:
+        return tl.dot(x.to(OPERAND), y.to(OPERAND), total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -62,6 +80,13 @@ def store_rows(base, stride, rows, columns, length, values, WIDTH: tl.constexpr)
     inside = (rows[:, None] < length) & (columns[None, :] < WIDTH)
     offsets = rows[:, None].to(tl.int64) * stride + columns[None, :]
     tl.store(base + offsets, values.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_tokens(base, stride, start, length):
+    """[TILE] numbers of the tile's tokens; 0 past the end."""
+    rows = start + tl.arange(0, TILE)
+    return tl.load(base + rows.to(tl.int64) * stride, mask=rows < length, other=0.0)
 
 
 @triton.jit
@@ -227,3 +252,20 @@ def pass_tile(
         else:
             sums = sums * kept + tl.sum(left, 0)
     return state, sums
+
+
+@triton.jit
+def add_reading(
+    d_state, x, x_stride, y, y_stride, decay, decay_stride, segments, segments_stride, first,
+    tile, keys, values, length, scale,
+    FAMILY: tl.constexpr, SEGMENTS: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """Adds to the gradient of the state before a tile what a second kind of queries read of it."""
+    start = tile * TILE
+    rows = start + tl.arange(0, TILE)
+    between = decay_before(decay, decay_stride, start, keys, length, FAMILY, K)
+    reach = reach_in(segments, segments_stride, first, start, length, SEGMENTS) * scale
+    left = load_rows(x, x_stride, rows, keys, length, K).to(tl.float32) * (tl.exp(between) * reach)
+    right = load_rows(y, y_stride, rows, values, length, V)
+    return add_dot(d_state, tl.trans(left), right, OPERAND, PRECISION)

@@ -13,6 +13,7 @@ from kernels.triton.device import (
     TILE,
     VARYING,
     add_dot,
+    add_reading,
     carried,
     decay_after,
     decay_before,
@@ -21,6 +22,7 @@ from kernels.triton.device import (
     load_channels,
     load_rows,
     load_state,
+    load_tokens,
     pass_tile,
     place,
     reach_in,
@@ -28,7 +30,7 @@ from kernels.triton.device import (
     store_rows,
     visible,
 )
-from kernels.triton.scores import differ, halves, merge, scores, token_weights
+from kernels.triton.scores import halves, merge, scores, token_weights
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -84,12 +86,13 @@ def value_gradients(
 
 @triton.jit(do_not_specialize=VARYING)
 def key_query_gradients(
-    q, k, v, d_o, decay, segments, first, d_denominators, states, d_states, sums, d_sums,
+    q, k, v, d_o, d_v, decay, segments, first, d_denominators, states, d_states, sums, d_sums,
     d_q, d_k, d_decay,
     q_sb, q_st, q_sh, k_sb, k_st, k_sh, v_sb, v_st, v_sh, d_o_sb, d_o_st, d_o_sh,
     decay_sb, decay_st, decay_sh, segments_sb, segments_st, d_denominators_sb, d_denominators_st,
     scale, length, rows_in_all, heads, num_chunks, chunk_tiles,
     FAMILY: tl.constexpr, NORMALIZE: tl.constexpr, SEGMENTS: tl.constexpr, D_DECAY: tl.constexpr,
+    DELTA: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -97,6 +100,9 @@ def key_query_gradients(
 
     A gradient of a log-decay sums exactly the products that this decay multiplies. The usual
     q d_q - k d_k of running sums leaves rounding noise where the true gradient is tiny.
+
+    With DELTA the states are read twice, by queries and, before each write, by keys: v are what
+    the delta rule writes, and the gradient of what keys read is -d_v [B, T, H, V], contiguous.
     """
     KEY_BLOCKS: tl.constexpr = (K + BK - 1) // BK
     tiles = tl.cdiv(length, TILE)
@@ -118,42 +124,11 @@ def key_query_gradients(
     last = tl.minimum((chunk + 1) * chunk_tiles, tiles) - 1
     at = row * num_chunks + chunk
 
-    queries = load_rows(q, q_st, rows, keys, length, K).to(tl.float32) * scale
-    keys_ = load_rows(k, k_st, rows, keys, length, K).to(tl.float32)
-    before_row = index[:, None] > index[None, :]
-
-    # Inside the tile. First, so that the square matrices are gone before states are rebuilt.
-    d_scores = tl.zeros((TILE, TILE), tl.float32)
-    for begin in range(0, V, BV):
-        values = begin + tl.arange(0, BV)
-        v_block = load_rows(v, v_st, rows, values, length, V)
-        d_out = load_rows(d_o, d_o_st, rows, values, length, V)
-        d_scores = add_dot(d_scores, d_out, tl.trans(v_block), OPERAND, PRECISION)
-    if NORMALIZE:
-        # The denominator is one more value channel, of ones.
-        weight = tl.load(
-            d_denominators + rows.to(tl.int64) * d_denominators_st, mask=rows < length, other=0.0
-        )
-        d_scores += weight[:, None]
-    d_scores = tl.where(visible(segments, segments_st, start, length, SEGMENTS), d_scores, 0.0)
-    if FAMILY == CHANNEL:
-        rates = load_rows(decay, decay_st, rows, keys, length, K)
-        dq, dk, d_rates = channel_gradients(
-            queries, keys_, rates, d_scores, D_DECAY, OPERAND, PRECISION
-        )
-    else:
-        weighted = d_scores * token_weights(decay, decay_st, start, length, FAMILY)
-        dq = dot(weighted, keys_, OPERAND, PRECISION)
-        dk = dot(tl.trans(weighted), queries, OPERAND, PRECISION)
-        if D_DECAY:
-            pairs = dot(queries, tl.trans(keys_), OPERAND, PRECISION) * weighted
-            pairs = tl.where(before_row, pairs, 0.0)
-            # [i, t]: sum over keys before t of query i; then over the queries from t on.
-            spanning = dot(pairs, tl.trans(before_row.to(tl.float32)), OPERAND, PRECISION)
-            d_rates = tl.sum(tl.where(index[:, None] >= index[None, :], spanning, 0.0), 0)
+    d_v += (batch * length * heads + head) * V
 
     # What the tile exchanges with the rest of the row: through the state before it and after it.
     d_read = tl.zeros((TILE, BK), tl.float32)
+    d_read_by_keys = tl.zeros((TILE, BK), tl.float32)
     d_written = tl.zeros((TILE, BK), tl.float32)
     # A matrix of one column: Triton 3.7 cannot reduce a vector to a number here for sm_100.
     through = tl.zeros((BK, 1), tl.float32)
@@ -179,83 +154,180 @@ def key_query_gradients(
                 last - step, keys, values, length, scale,
                 True, FAMILY, NORMALIZE, SEGMENTS, OPERAND, PRECISION, K, V,
             )  # fmt: skip
+            if DELTA:
+                d_state = add_reading(
+                    d_state, k, k_st, d_v, heads * V, decay, decay_st, segments, segments_st, first,
+                    last - step, keys, values, length, -1.0,
+                    FAMILY, SEGMENTS, OPERAND, PRECISION, K, V,
+                )  # fmt: skip
         through += tl.sum(state * d_state, 1)[:, None]
         d_out = load_rows(d_o, d_o_st, rows, values, length, V)
         d_read = add_dot(d_read, d_out, tl.trans(state), OPERAND, PRECISION)
+        if DELTA:
+            d_value = load_rows(d_v, heads * V, rows, values, length, V)
+            d_read_by_keys = add_dot(d_read_by_keys, d_value, tl.trans(state), OPERAND, PRECISION)
         v_block = load_rows(v, v_st, rows, values, length, V)
         d_written = add_dot(d_written, v_block, tl.trans(d_state), OPERAND, PRECISION)
         if NORMALIZE and begin == 0:
+            # The denominator is one more value channel, of ones.
+            weight = load_tokens(d_denominators, d_denominators_st, start, length)
             d_read += weight[:, None] * sum_[None, :]
             d_written += d_sum[None, :]
             through += (sum_ * d_sum)[:, None]
 
+    queries = load_rows(q, q_st, rows, keys, length, K)
+    keys_ = load_rows(k, k_st, rows, keys, length, K)
     before = decay_before(decay, decay_st, start, keys, length, FAMILY, K)
-    into = reach_in(segments, segments_st, first, start, length, SEGMENTS)
-    d_read *= tl.exp(before) * into
+    into = tl.exp(before) * reach_in(segments, segments_st, first, start, length, SEGMENTS)
     after = decay_after(decay, decay_st, start, keys, length, FAMILY, K)
-    out = reach_out(segments, segments_st, start, length, SEGMENTS)
-    d_written *= tl.exp(after) * out
-    store_rows(
-        d_q + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-        (dq + d_read) * scale, K,
-    )  # fmt: skip
-    store_rows(
-        d_k + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-        dk + d_written, K,
-    )  # fmt: skip
-
+    out = tl.exp(after) * reach_out(segments, segments_st, start, length, SEGMENTS)
+    dq = d_read * (into * scale)
+    dk = d_written * out
+    d_rates = tl.zeros((TILE, BK) if FAMILY == CHANNEL else (TILE,), tl.float32)
     if D_DECAY:
         # A decay at row t multiplies what row t and later ones read from before the tile, what
         # rows before t write for after it, and what passes the whole tile.
         through *= carried(segments, segments_st, first, start, start + TILE, length, SEGMENTS)
         through *= tl.exp(decay_whole(decay, decay_st, start, keys, length, FAMILY, K))[:, None]
-        reading = load_rows(q, q_st, rows, keys, length, K).to(tl.float32) * scale * d_read
-        writing = load_rows(k, k_st, rows, keys, length, K).to(tl.float32) * d_written
-        later = index[:, None] <= index[None, :]
+        reading = queries.to(tl.float32) * dq
+        writing = keys_.to(tl.float32) * dk
+        if DELTA:
+            reading -= keys_.to(tl.float32) * (d_read_by_keys * into)
+        before_row = index[:, None] > index[None, :]
         if FAMILY == CHANNEL:
-            d_rates += dot(later.to(tl.float32), reading, OPERAND, PRECISION)
-            d_rates += dot(before_row.to(tl.float32), writing, OPERAND, PRECISION)
-            store_rows(
-                d_decay + (batch * length * heads + head) * K, heads * K, rows, keys, length,
-                d_rates + tl.trans(through), K,
-            )  # fmt: skip
+            d_rates = tl.cumsum(reading, 0, reverse=True) + tl.trans(through)
+            d_rates = add_dot(d_rates, flags(before_row), writing, OPERAND, PRECISION)
         else:
-            d_rates += tl.sum(tl.where(later, tl.sum(reading, 1)[None, :], 0.0), 1)
+            d_rates = tl.cumsum(tl.sum(reading, 1), 0, reverse=True) + tl.sum(through, 0)
             d_rates += tl.sum(tl.where(before_row, tl.sum(writing, 1)[None, :], 0.0), 1)
+
+    # Inside the tile. Last, when of the states only these sums are left.
+    if DELTA:
+        dk -= d_read_by_keys * into
+    tl.debug_barrier()
+    seen = visible(segments, segments_st, start, length, SEGMENTS)
+    d_scores = products_of_values(d_o, d_o_st, v, v_st, rows, length, OPERAND, PRECISION, V, BV)
+    if NORMALIZE:
+        weight = load_tokens(d_denominators, d_denominators_st, start, length)
+        d_scores += weight[:, None]
+    queries = load_rows(q, q_st, rows, keys, length, K)
+    keys_ = load_rows(k, k_st, rows, keys, length, K)
+    dq, dk, d_rates = tile_gradients(
+        dq, dk, d_rates, queries, keys_, tl.where(seen, d_scores * scale, 0.0), decay, decay_st,
+        start, keys, length, False, FAMILY, D_DECAY, OPERAND, PRECISION, K,
+    )  # fmt: skip
+    first_row = batch * length * heads + head
+    store_rows(d_q + first_row * K, heads * K, rows, keys, length, dq, K)
+    if DELTA:
+        # Without it, both readings' matrices lie in registers at once.
+        tl.debug_barrier()
+        d_scores = products_of_values(
+            d_v, heads * V, v, v_st, rows, length, OPERAND, PRECISION, V, BV
+        )
+        seen = visible(segments, segments_st, start, length, SEGMENTS)
+        seen = seen & (index[:, None] != index[None, :])
+        keys_ = load_rows(k, k_st, rows, keys, length, K)
+        dq, dk, d_rates = tile_gradients(
+            dq, dk, d_rates, keys_, keys_, tl.where(seen, -d_scores, 0.0), decay, decay_st,
+            start, keys, length, True, FAMILY, D_DECAY, OPERAND, PRECISION, K,
+        )  # fmt: skip
+    store_rows(d_k + first_row * K, heads * K, rows, keys, length, dk, K)
+    if D_DECAY:
+        if FAMILY == CHANNEL:
+            store_rows(d_decay + first_row * K, heads * K, rows, keys, length, d_rates, K)
+        else:
             at_rows = key_block.to(tl.int64) * rows_in_all + (batch * length + rows) * heads + head
-            tl.store(d_decay + at_rows, d_rates + tl.sum(through, 0), mask=rows < length)
+            tl.store(d_decay + at_rows, d_rates, mask=rows < length)
+
+
+@triton.jit
+def products_of_values(
+    x, x_stride, y, y_stride, rows, length,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x_i . y_j of every two rows of a tile, over all value channels: [TILE, TILE]."""
+    result = tl.zeros((TILE, TILE), tl.float32)
+    for begin in range(0, V, BV):
+        values = begin + tl.arange(0, BV)
+        x_block = load_rows(x, x_stride, rows, values, length, V)
+        y_block = load_rows(y, y_stride, rows, values, length, V)
+        result = add_dot(result, x_block, tl.trans(y_block), OPERAND, PRECISION)
+    return result
+
+
+@triton.jit
+def tile_gradients(
+    dq, dk, d_rates, q, k, d_scores, decay, decay_stride, start, keys, length,
+    BY_KEYS: tl.constexpr, FAMILY: tl.constexpr, D_DECAY: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Adds the gradients of a tile's scores to those of q, k and log-decays ([TILE, K], [TILE]).
+
+    BY_KEYS: q are the keys as well, and dq is left as it is.
+    """
+    if FAMILY == CHANNEL:
+        rates = load_rows(decay, decay_stride, start + tl.arange(0, TILE), keys, length, K)
+        return channel_gradients(
+            dq, dk, d_rates, q, k, rates, d_scores, BY_KEYS, D_DECAY, OPERAND, PRECISION
+        )
+    else:
+        weighted = d_scores * token_weights(decay, decay_stride, start, length, FAMILY)
+        if D_DECAY:
+            index = tl.arange(0, TILE)
+            before_row = index[:, None] > index[None, :]
+            pairs = dot(q, tl.trans(k), OPERAND, PRECISION) * weighted
+            # [t, j]: of key j, the sum over queries from t on; then over the keys before t.
+            spanning = tl.cumsum(tl.where(before_row, pairs, 0.0), 0, reverse=True)
+            d_rates += tl.sum(tl.where(before_row, spanning, 0.0), 1)
+        if BY_KEYS:
+            dk = add_dot(dk, weighted + tl.trans(weighted), k, OPERAND, PRECISION)
+        else:
+            dq = add_dot(dq, weighted, k, OPERAND, PRECISION)
+            dk = add_dot(dk, tl.trans(weighted), q, OPERAND, PRECISION)
+        return dq, dk, d_rates
 
 
 @triton.jit
 def channel_gradients(
-    q, k, rates, d_scores, D_DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Gradients of `channel_scores` with respect to q, k and rates.
+    dq, dk, d_rates, q, k, rates, d_scores,
+    BY_KEYS: tl.constexpr, D_DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds the gradients of `channel_scores` to those of q, k and rates; see `tile_gradients`.
 
     At every level one product serves both halves: with the gradient made symmetric, rows of right
     halves sum over keys and rows of left halves over queries.
     """
     index = tl.arange(0, TILE)
-    diagonal = tl.sum(tl.where(index[:, None] == index[None, :], d_scores, 0.0), 1)[:, None]
-    symmetric = d_scores + tl.trans(d_scores)
-    dq = diagonal * k
-    dk = diagonal * q
-    d_rates = tl.zeros_like(rates)
+    symmetric = (d_scores + tl.trans(d_scores)).to(OPERAND)
+    if not BY_KEYS:
+        diagonal = tl.sum(tl.where(index[:, None] == index[None, :], d_scores, 0.0), 1)[:, None]
+        dq += diagonal * k.to(tl.float32)
+        dk += diagonal * q.to(tl.float32)
     before, after = rates, tl.zeros_like(rates)
     for level in tl.range(LEVELS, loop_unroll_factor=1, num_stages=1):
         decays = tl.exp(halves(before, after, index, level))
-        own = halves(q, k, index, level)
-        pairs = tl.where(differ(index, level) == 1, symmetric, 0.0)
+        own = halves(q, k, index, level).to(tl.float32)
+        blocks = index >> level
+        pairs = tl.where(blocks[:, None] == (blocks ^ 1)[None, :], symmetric, 0.0)
         gradient = dot(pairs, own * decays, OPERAND, PRECISION) * decays
-        dq += halves(gradient, tl.zeros_like(gradient), index, level)
-        dk += halves(tl.zeros_like(gradient), gradient, index, level)
+        if BY_KEYS:
+            dk += gradient
+        else:
+            dq += halves(gradient, tl.zeros_like(gradient), index, level)
+            dk += halves(tl.zeros_like(gradient), gradient, index, level)
         if D_DECAY:
             # Row t's decay lies between the anchor and the queries from t on (right half), or
             # between the keys before t and the anchor (left half).
-            between = halves(
-                index[:, None] <= index[None, :], index[:, None] > index[None, :], index, level
-            )
-            between = between & (differ(index, level) == 0)
-            d_rates = add_dot(d_rates, between.to(tl.float32), own * gradient, OPERAND, PRECISION)
+            right = (blocks & 1) == 1
+            begin = tl.where(right, index, blocks << level)[:, None]
+            end = tl.where(right, (blocks + 1) << level, index)[:, None]
+            between = (begin <= index[None, :]) & (index[None, :] < end)
+            d_rates = add_dot(d_rates, flags(between), own * gradient, OPERAND, PRECISION)
         before, after = merge(before, after, index, level)
     return dq, dk, d_rates
+
+
+@triton.jit
+def flags(mask):
+    """1 where the mask holds, else 0: exact in the narrowest operand."""
+    return mask.to(tl.float32).to(tl.bfloat16)

@@ -1,14 +1,16 @@
-"""Makes Triton's interpreter compute in bfloat16 as GPUs do.
+"""Makes Triton's interpreter round as GPUs do.
 
 The interpreter keeps bfloat16 as its 16-bit patterns: products multiply the patterns, and casts
 from float32 cut off digits. Here operands are widened first, and casts round to nearest, ties to
-even. Nothing else is changed.
+even. Products of float32 in single TF32 precision, which the interpreter multiplies in full, cut
+off what tensor cores ignore: Triton 3.7 compiles no rounding for them. Nothing else is changed.
 """
 
 from functools import wraps
 
 import numpy as np
 import triton.language as tl
+from triton._C.libtriton.ir import INPUT_PRECISION
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
@@ -24,19 +26,27 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
-def compute_in_bfloat16() -> None:
+def truncate(values: np.ndarray) -> np.ndarray:
+    """float32 with the 10 bits of TF32 after the leading one."""
+    return (np.ascontiguousarray(values).view(np.uint32) & 0xFFFFE000).view(np.float32)
+
+
+def round_as_gpus() -> None:
     """Patches the interpreter of this process, once."""
-    if getattr(InterpreterBuilder, "computes_in_bfloat16", False):
+    if getattr(InterpreterBuilder, "rounds_as_gpus", False):
         return
     create_dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
     @wraps(create_dot)
-    def dot(self, a, b, d, *options):
-        a, b = (
-            TensorHandle(widen(x.data), tl.float32) if x.dtype.scalar == tl.bfloat16 else x
-            for x in (a, b)
-        )
-        return create_dot(self, a, b, d, *options)
+    def dot(self, a, b, d, input_precision, *options):
+        def operand(x):
+            if x.dtype.scalar == tl.bfloat16:
+                return TensorHandle(widen(x.data), tl.float32)
+            if x.dtype.scalar == tl.float32 and input_precision == INPUT_PRECISION.TF32:
+                return TensorHandle(truncate(x.data), tl.float32)
+            return x
+
+        return create_dot(self, operand(a), operand(b), d, input_precision, *options)
 
     @wraps(cast)
     def cast_impl(self, src, dst_type):
@@ -49,4 +59,4 @@ def compute_in_bfloat16() -> None:
 
     InterpreterBuilder.create_dot = dot
     InterpreterBuilder.cast_impl = cast_impl
-    InterpreterBuilder.computes_in_bfloat16 = True
+    InterpreterBuilder.rounds_as_gpus = True

@@ -25,15 +25,20 @@ SCAN_BLOCK = 1024
 _TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-def operand_types(dtype: torch.dtype, precise: bool) -> tuple[torch.dtype, str]:
+def operand_types(
+    dtype: torch.dtype, precise: bool = False, delta: bool = False
+) -> tuple[torch.dtype, str]:
     """(type, precision) in which large products take their operands.
 
     bfloat16 stays bfloat16, unless `precise` asks for float32. float16 becomes float32 in single
     TF32 products, which keep its 11 bits and do not overflow. float32 takes three TF32 products:
-    one is too coarse.
+    one is too coarse. The delta rule's writes undo earlier ones, so that errors of 16-bit operands
+    reach several per cent: it keeps float32 between kernels, in products of 16 bits.
     """
     exact = "ieee" if torch.version.hip else "tf32x3"
     single = "ieee" if torch.version.hip else "tf32"
+    if delta and dtype != torch.float32:
+        return torch.float32, "split"
     if dtype == torch.bfloat16:
         return (torch.float32, exact) if precise else (torch.bfloat16, single)
     return torch.float32, exact if dtype == torch.float32 else single
@@ -59,10 +64,12 @@ class Problem:
     precise: bool
     chunk_tiles: int
     launch: Callable[..., None] = run
+    delta: bool = False
 
     @staticmethod
     def of(
-        q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch=run
+        q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch=run,
+        delta=False,
     ) -> "Problem":  # fmt: skip
         q, k, v = (rows_contiguous(x) for x in (q, k, v))
         if decay is not None and decay.dim() == 4:
@@ -72,8 +79,12 @@ class Problem:
         if normalize:
             scale = 1.0  # cancels
         return Problem(
-            q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch
+            q, k, v, decay, segments, first, scale, normalize, precise, chunk_tiles, launch, delta
         )
+
+    @property
+    def operands(self) -> tuple[torch.dtype, str]:
+        return operand_types(self.q.dtype, self.precise, self.delta)
 
     @property
     def family(self) -> int:
@@ -109,8 +120,12 @@ class Problem:
             return self.q, self.q, (0, 0)
         return self.segments, self.first, self.segments.stride()
 
+    def pairs(self, dtype: torch.dtype) -> Tensor:
+        """A new tensor for a number of every two tokens of a tile, [rows, tiles, TILE, TILE]."""
+        return self.q.new_empty(self.rows, self.tiles, TILE_TOKENS, TILE_TOKENS, dtype=dtype)
+
     def constants(self) -> dict:
-        dtype, precision = operand_types(self.v.dtype, self.precise)
+        dtype, precision = self.operands
         return {
             "FAMILY": self.family,
             "SEGMENTS": self.segments is not None,
@@ -121,11 +136,11 @@ class Problem:
         }
 
     def options(self, kernel: str) -> dict:
-        dtype, _ = operand_types(self.v.dtype, self.precise)
+        dtype, precision = self.operands
         chosen = blocks(
             kernel,
             self.family == CHANNEL.value,
-            dtype == torch.float32,
+            dtype == torch.float32 and precision != "split",
             self.q.shape[3],
             self.v.shape[3],
         )
@@ -149,28 +164,17 @@ def forward(
     p: Problem, S: Tensor | None, z: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(o, final S, final z, denominators, states, sums, totals); parts not needed are empty."""
-    batch, length, heads, key_width = p.q.shape
+    batch, _, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
     new = p.q.new_empty
-    dtype, _ = operand_types(p.v.dtype, p.precise)
+    dtype, _ = p.operands
     totals = new(p.rows, p.num_chunks, p.decay_channels, dtype=torch.float32)
     added, added_sums = _chunk_states(p, p.k, p.v, None, totals, backward=False)
     chunk_starts, final = _scan(p, added, totals, S, (batch, heads, key_width, value_width), dtype)
     sums, final_z = new(0, dtype=torch.float32), new(0, dtype=torch.float32)
     if p.normalize:
         sums, final_z = _scan(p, added_sums, totals, z, (batch, heads, key_width), torch.float32)
-    # The gradient of a denominator is a difference from the mean value: o must not be rounded.
-    o = new(p.v.shape, dtype=torch.float32 if p.normalize else p.v.dtype)
-    denominators = new((batch, length, heads) if p.normalize else 0, dtype=torch.float32)
-    decay, decay_strides = p.gates()
-    segments, first, segment_strides = p.documents()
-    options = p.options("outputs")
-    p.launch(
-        outputs.outputs, p.rows * p.tiles * triton.cdiv(value_width, options["BV"]),
-        p.q, p.k, p.v, decay, segments, first, chunk_starts, sums, o, denominators,
-        *p.q.stride()[:3], *p.k.stride()[:3], *p.v.stride()[:3], *decay_strides, *segment_strides,
-        *p.lengths(), NORMALIZE=p.normalize, **p.constants(), **options,
-    )  # fmt: skip
+    o, denominators, _ = launch_outputs(p, chunk_starts, sums)
     return o, final, final_z, denominators, chunk_starts, sums, totals
 
 
@@ -187,10 +191,10 @@ def backward(
     with_decay: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(d_q, d_k, d_v, d_decay, gradients of the incoming S and z); parts not needed are empty."""
-    batch, length, heads, key_width = p.q.shape
+    batch, _, heads, key_width = p.q.shape
     value_width = p.v.shape[3]
     new = p.q.new_empty
-    dtype, _ = operand_types(p.v.dtype, p.precise)
+    dtype, _ = p.operands
     d_denominators = None
     if p.normalize:
         # o = numerator / denominator: from here on d_o is the gradient of the numerator.
@@ -217,33 +221,76 @@ def backward(
         *p.lengths(), **p.constants(), **options,
     )  # fmt: skip
 
+    d_q, d_k, d_decay = launch_key_query_gradients(
+        p, d_o, d_denominators, chunk_starts, d_states, sums, d_sums, with_decay
+    )
+    return d_q, d_k, d_v, d_decay, d_initial, d_initial_z
+
+
+def launch_outputs(p: Problem, chunk_starts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, denominators, the delta rule's weights of pairs); parts not needed are empty."""
+    batch, length, heads, _ = p.q.shape
+    value_width = p.v.shape[3]
+    new = p.q.new_empty
+    # The gradient of a denominator is a difference from the mean value: o must not be rounded.
+    o = new(p.v.shape, dtype=torch.float32 if p.normalize else p.q.dtype)
+    denominators = new((batch, length, heads) if p.normalize else 0, dtype=torch.float32)
+    weights = p.pairs(torch.float32) if p.delta else new(0)
+    decay, decay_strides = p.gates()
+    segments, first, segment_strides = p.documents()
+    options = p.options("delta_outputs" if p.delta else "outputs")
+    p.launch(
+        outputs.outputs, p.rows * p.tiles * triton.cdiv(value_width, options["BV"]),
+        p.q, p.k, p.v, decay, segments, first, chunk_starts, sums, o, denominators, weights,
+        *p.q.stride()[:3], *p.k.stride()[:3], *p.v.stride()[:3], *decay_strides, *segment_strides,
+        *p.lengths(), NORMALIZE=p.normalize, KEEP_WEIGHTS=p.delta,
+        **p.constants(), **options,
+    )  # fmt: skip
+    return o, denominators, weights
+
+
+def launch_key_query_gradients(
+    p: Problem,
+    d_o: Tensor,
+    d_denominators: Tensor | None,
+    chunk_starts: Tensor,
+    d_states: Tensor,
+    sums: Tensor,
+    d_sums: Tensor,
+    with_decay: bool,
+    d_v: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(d_q, d_k, d_decay). d_v: for the delta rule, contiguous; p.v are its writes then."""
+    batch, length, heads, key_width = p.q.shape
     d_q = torch.empty_like(p.q, memory_format=torch.contiguous_format)
     d_k = torch.empty_like(p.k, memory_format=torch.contiguous_format)
-    options = p.options("key_query_gradients")
+    options = p.options("delta_key_query_gradients" if p.delta else "key_query_gradients")
     key_blocks = triton.cdiv(key_width, options["BK"])
     with_decay = with_decay and p.decay is not None
-    d_decay = new(0, dtype=torch.float32)
+    d_decay = p.q.new_empty(0, dtype=torch.float32)
     if with_decay:
         shape = (key_blocks, batch, length, heads)
         shape = p.q.shape if p.family == CHANNEL.value else shape
-        d_decay = new(shape, dtype=torch.float32)
+        d_decay = p.q.new_empty(shape, dtype=torch.float32)
+    decay, decay_strides = p.gates()
+    segments, first, segment_strides = p.documents()
     weights, weight_strides = _of_tokens(d_denominators, p.q)
     scale, *lengths = p.lengths()
     p.launch(
         gradients.key_query_gradients, p.rows * p.tiles * key_blocks,
-        p.q, p.k, p.v, d_o, decay, segments, first, weights,
+        p.q, p.k, p.v, d_o, d_v if p.delta else d_o, decay, segments, first, weights,
         chunk_starts, d_states, sums, d_sums, d_q, d_k, d_decay,
         *p.q.stride()[:3], *p.k.stride()[:3], *p.v.stride()[:3], *d_o.stride()[:3],
         *decay_strides, *segment_strides, *weight_strides,
         scale, lengths[0], batch * length * heads, *lengths[1:],
-        NORMALIZE=p.normalize, D_DECAY=with_decay, **p.constants(), **options,
+        NORMALIZE=p.normalize, D_DECAY=with_decay, DELTA=p.delta, **p.constants(), **options,
     )  # fmt: skip
     if with_decay and p.family != CHANNEL.value:
         # Sums over blocks here and not by atomics: the same bits in every run.
         d_decay = d_decay.sum(0)
         if p.family == HEAD.value:
             d_decay = d_decay.sum((0, 1), dtype=torch.float64).float()
-    return d_q, d_k, d_v, d_decay, d_initial, d_initial_z
+    return d_q, d_k, d_decay
 
 
 def _of_tokens(weights: Tensor | None, stand_in: Tensor) -> tuple[Tensor, tuple[int, int]]:

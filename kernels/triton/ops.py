@@ -1,7 +1,7 @@
 """The kernels as PyTorch operators: with fakes, autograd and the `triton` backend's entry point.
 
 Two operators, `braid::additive_forward` and `braid::additive_backward`, opaque to compilers, so
-that a block traces through them without a graph break.
+that a block traces through them without a graph break. Those of the delta rule: see `delta_ops`.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.derivatives import refuse_second_derivative
 from kernels.state import LinearState
+from kernels.triton.delta_ops import delta_forward
 from kernels.triton.launch import (
     CHUNK_TILES,
     TILE_TOKENS,
@@ -26,6 +27,7 @@ def triton_attention(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    beta: Tensor | None,
     *,
     scale: float,
     normalize: bool,
@@ -36,12 +38,15 @@ def triton_attention(
     """Arguments as in `linear_attention`, already validated; chunks are whole tiles of tokens."""
     S, z, first = LinearState(None, None, None) if state is None else state
     chunk_tiles = CHUNK_TILES if chunk_size is None else -(-chunk_size // TILE_TOKENS)
+    last = None if segments is None else segments[:, -1]
+    if beta is not None:
+        o, final, *_ = delta_forward(q, k, v, decay, beta, segments, S, first, scale, chunk_tiles)
+        return o, LinearState(final, None, last)
     # A gradient summed over all tokens with both signs: rounded operands would dominate it.
     precise = decay is not None and decay.dim() == 1 and decay.requires_grad
     o, final, final_z, *_ = additive_forward(
         q, k, v, decay, segments, S, z, first, scale, normalize, precise, chunk_tiles
     )
-    last = None if segments is None else segments[:, -1]
     return o.to(v.dtype), LinearState(final, final_z if normalize else None, last)
 
 

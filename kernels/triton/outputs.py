@@ -21,14 +21,18 @@ from kernels.triton.scores import scores
 
 @triton.jit(do_not_specialize=VARYING)
 def outputs(
-    q, k, v, decay, segments, first, states, sums, o, denominators,
+    q, k, v, decay, segments, first, states, sums, o, denominators, kept_weights,
     q_sb, q_st, q_sh, k_sb, k_st, k_sh, v_sb, v_st, v_sh, decay_sb, decay_st, decay_sh,
     segments_sb, segments_st, scale, length, heads, num_chunks, chunk_tiles,
     FAMILY: tl.constexpr, NORMALIZE: tl.constexpr, SEGMENTS: tl.constexpr,
+    KEEP_WEIGHTS: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V], contiguous, and with NORMALIZE the denominators [B, T, H]."""
+    """o [B, T, H, V], contiguous, and with NORMALIZE the denominators [B, T, H].
+
+    With KEEP_WEIGHTS also the weights of every tile's pairs, [B * H, tiles, TILE, TILE].
+    """
     VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
     tiles = tl.cdiv(length, TILE)
     value_block, tile, row, batch, head = place(VALUE_BLOCKS, tiles, heads)
@@ -48,6 +52,10 @@ def outputs(
     )  # fmt: skip
     result = dot(weights, load_rows(v, v_st, rows, values, length, V), OPERAND, PRECISION)
     denominator = tl.sum(weights, 1)
+    if KEEP_WEIGHTS and value_block == 0:
+        index = tl.arange(0, TILE)
+        pairs = (row * tiles + tile) * TILE * TILE + index[:, None] * TILE + index[None, :]
+        tl.store(kept_weights + pairs, weights.to(kept_weights.dtype.element_ty))
 
     reach = reach_in(segments, segments_st, first, start, length, SEGMENTS) * scale
     chunk = tile // chunk_tiles

@@ -110,6 +110,9 @@ def compile_for(target: Target, recorded: list) -> Iterator[Callable[..., None]]
         )
 
     def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+        if target.gpu.backend == "hip":  # as `operand_types` chooses where PyTorch is built for HIP
+            tf32 = ("tf32", "tf32x3")
+            options = {n: "ieee" if value in tf32 else value for n, value in options.items()}
         program = kernel.warmup(*arguments, grid=(programs,), **options)
         recorded.append((kernel.__name__, options, program))
 

@@ -11,7 +11,7 @@ from kernels import linear_attention
 from kernels.problems import relative_error
 
 
-def one_document_at_a_time(q, k, v, g=None, *, cu_seqlens=None, normalize=False):
+def one_document_at_a_time(q, k, v, g=None, beta=None, *, cu_seqlens=None, normalize=False):
     """What FLA's operators promise: documents in one row, scale D^-1/2, [outputs, state]."""
     assert not normalize
     borders = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
@@ -19,8 +19,8 @@ def one_document_at_a_time(q, k, v, g=None, *, cu_seqlens=None, normalize=False)
     outputs = []
     for start, end in pairwise(borders):
         parts = (x[:, start:end] for x in (q, k, v))
-        decay = None if g is None else g[:, start:end].float()
-        outputs.append(linear_attention(*parts, decay, scale=q.shape[-1] ** -0.5)[0])
+        gates = (None if x is None else x[:, start:end].float() for x in (g, beta))
+        outputs.append(linear_attention(*parts, *gates, scale=q.shape[-1] ** -0.5)[0])
     return torch.cat(outputs, 1), None
 
 
@@ -38,7 +38,8 @@ def test_outputs_and_gradients_equal_those_of_the_same_operator_elsewhere(op, pa
     case = Case(op, rows=2, length=300, heads=2, width=16, packed=packed)
     calls = make_calls(case, make_inputs(case, "cpu"), FLA, backend="torch")
     ours, theirs = calls["Braid"].training(), calls["FLA"].training()
-    assert len(ours) == len(theirs) == (5 if op in ("gla", "simple") else 4)
+    gates = {"gla": 1, "simple": 1, "delta": 1, "gated_delta": 2, "kda": 2}
+    assert len(ours) == len(theirs) == 4 + gates.get(op, 0)
     for a, b in zip(ours, theirs, strict=True):
         assert relative_error(a, b) < 1e-2
     assert torch.equal(calls["Braid"].forward()[0], ours[0])

@@ -60,8 +60,16 @@ def test_interpreted_triton_kernels_are_compared_too(shapes, fake_fla, capsys, m
     monkeypatch.setattr(parity_fla, "cases", lambda: [shapes[5], shapes[8]])
     assert parity_fla.main([]) == 0
     out = capsys.readouterr().out
-    assert "3 of 3 within 1e-03" in out
+    assert "4 of 4 within 1e-03" in out
     assert "triton: worst relative error" in out
+    assert parity_fla.main(["--backend", "triton"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 within 1e-03" in out
+    assert "torch: worst" not in out
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert parity_fla.main(["--backend", "triton"]) == 2
+    assert "finds no GPU here; set TRITON_INTERPRET=1" in capsys.readouterr().err
 
 
 def test_shapes_above_the_limit_are_counted(shapes, fake_fla, capsys):

@@ -136,7 +136,6 @@ def simulate_key_query_gradients(kernel, chunk, tile, earlier, later):
             kernel.dot(TILE, TILE, size(keys), times=6)
         if decay == "scalar":
             kernel.dot(TILE, size(keys), TILE)
-            kernel.dot(TILE, TILE, TILE)
         for values in kernel.value_blocks:
             kernel.load("states at starts", chunk, keys, values)
             kernel.load("key sums at starts", chunk, keys)
@@ -154,7 +153,7 @@ def simulate_key_query_gradients(kernel, chunk, tile, earlier, later):
             kernel.load("q", tile, keys)
             kernel.load("k", tile, keys)
         if decay == "channel":
-            kernel.dot(TILE, TILE, size(keys), times=2)
+            kernel.dot(TILE, TILE, size(keys))
 
 
 def blocks(length, step, start=0):

@@ -11,7 +11,7 @@ import kernels.check
 from kernels.check import Case, KernelError, cases, check, check_model_kernels
 from kernels.problems import FAMILIES, can_normalize
 from kernels.triton import ops
-from kernels.triton.interpreter import compute_in_bfloat16
+from kernels.triton.interpreter import round_as_gpus
 
 
 def test_cases_cover_every_family_type_and_packing() -> None:
@@ -28,7 +28,7 @@ def test_cases_cover_every_family_type_and_packing() -> None:
 
 
 def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute_in_bfloat16()
+    round_as_gpus()
     shapes = {("head", 16, 16, False)}
     monkeypatch.setattr(kernels.check, "GATES_AT_START", ("mild",))
     check_model_kernels(shapes, torch.bfloat16, "cpu")

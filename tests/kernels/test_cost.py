@@ -12,10 +12,14 @@ from kernels.cost.accounting import Kernel, Shape, access, bytes_moved
 from kernels.cost.devices import DEVICES, floor_seconds, total_seconds
 from kernels.cost.fewest import fewest_kernels
 from kernels.cost.ours import our_kernels
+from kernels.cost.ours_delta import our_delta_kernels
 from kernels.cost.plan import CHUNK, LEVELS, TILE, Plan
 from kernels.cost.published import published_kernels
+from kernels.cost.published_delta import published_delta_kernels
 
 DECAYS = ("none", "head", "scalar", "channel")
+DTYPES = ("bfloat16", "float16", "float32")
+ALGORITHMS = (our_kernels, published_kernels)
 TENSOR = 2 * 16384 * 16 * 128 * 2  # bytes of one bfloat16 [B, T, H, 128] of the default shape
 STATE = 2 * 16 * 128 * 128 * 4  # bytes of one float32 [B, H, K, V]
 CHUNK_DECAYS = 2 * 16 * 64 * 4  # bytes of one float32 [B, H, chunks of 256]
@@ -135,16 +139,88 @@ def test_every_tensor_was_written_before_it_is_read(decay, normalize):
         assert known[tensor.name] == tensor[:3], tensor.name
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("decay", DECAYS)
-def test_every_published_tensor_was_written_before_it_is_read(decay):
-    shape = Shape(1, 300, 2, 96, 160, decay)
+def test_tensors_of_the_delta_rule_were_written_before_they_are_read(decay, dtype):
+    shape = Shape(1, 300, 2, 96, 160, decay, dtype, delta=True)
+    given = fewest_kernels(shape)
+    state = given[0].writes[-1]
+    known = {tensor.name: tensor[:3] for tensor in given[1].reads}
+    for name in ("initial state", "d final state"):
+        known[name] = state._replace(name=name)[:3]
+    for kernel in our_delta_kernels(shape):
+        for tensor in kernel.reads:
+            assert known[tensor.name] == tensor[:3], (kernel.name, tensor.name)
+        known |= {tensor.name: tensor[:3] for tensor in kernel.writes}
+    for tensor in (*given[0].writes, *given[1].writes):
+        assert known[tensor.name] == tensor[:3], tensor.name
+
+
+@pytest.mark.parametrize(
+    ("decay", "delta"),
+    [(d, delta) for delta in (False, True) for d in DECAYS if not (delta and d == "head")],
+)
+def test_every_published_tensor_was_written_before_it_is_read(decay, delta):
+    shape = Shape(1, 300, 2, 96, 160, decay, delta=delta)
     known = {tensor.name: tensor.width for tensor in fewest_kernels(shape)[1].reads}
-    for kernel in published_kernels(shape):
+    for kernel in (published_delta_kernels if delta else published_kernels)(shape):
         for tensor in kernel.reads:  # of scores only a part is written or read
             assert known[tensor.name] == tensor.width, (kernel.name, tensor.name)
         known |= {tensor.name: tensor.width for tensor in kernel.writes}
+    final = {"dv": "du"} if delta else {}  # under the names of the published code
     for tensor in fewest_kernels(shape)[1].writes:
-        assert known[tensor.name] == tensor.width, tensor.name
+        name = final.get(tensor.name, tensor.name)
+        assert known[name] == tensor.width, tensor.name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_kernels_of_the_delta_rule_are_those_of_the_launches(decay, dtype):
+    from kernels.triton.delta_launch import backward, forward
+    from kernels.triton.launch import Problem
+
+    launches = {}
+
+    def launch(kernel, programs, *arguments, **options):
+        tensors = [x for x in arguments if torch.is_tensor(x) and x.numel()]
+        sizes = {(x.numel(), x.element_size()) for x in tensors}
+        launches[kernel.__name__] = (options, sizes)
+
+    q, k, v = (torch.zeros(2, 300, 3, n, dtype=getattr(torch, dtype)) for n in (96, 96, 160))
+    axes = {"none": None, "head": (3,), "scalar": (2, 300, 3), "channel": (2, 300, 3, 96)}[decay]
+    gates, beta = None if axes is None else torch.zeros(axes), torch.zeros(2, 300, 3)
+    options = (1.0, False, False, CHUNK // TILE, launch, True)
+    p = Problem.of(q, k, v, gates, None, None, *options)
+    o, _, *kept = forward(p, beta, None)
+    backward(p, beta, torch.zeros_like(o), None, *kept, decay != "head")
+
+    shape = Shape(2, 300, 3, 96, 160, decay, dtype, delta=True)
+    of_torch = ("cast of dv", "sum of d beta", "sum of d decay")
+    rows = [kernel for kernel in our_delta_kernels(shape) if kernel.name not in of_torch]
+    assert [row.name for row in rows] == list(launches)
+    for row in rows:
+        options, given = launches[row.name]
+        counted = {(tensor.elements, tensor.width) for tensor in (*row.reads, *row.writes)}
+        # A decay per head is not counted; q or k stand in for what is not there.
+        assert counted <= given <= counted | {(3, 4), (q.numel(), q.element_size())}, row.name
+        name = row.name if row.name.startswith(("c", "d")) else f"delta_{row.name}"
+        plan = Plan(shape, name)
+        assert plan.key_blocks == -(-96 // options["BK"]), row.name
+        if "BV" in options:
+            assert plan.value_blocks == -(-160 // options["BV"]), row.name
+
+
+def test_products_of_the_delta_rule_count_their_parts():
+    # Of bfloat16 inputs: q k^T once, k S twice, X u three times; of float16 always three times.
+    types = {dtype: Shape(1, 64, 1, 16, 16, "none", dtype, delta=True) for dtype in DTYPES}
+    rows = {d: {k.name: k for k in our_delta_kernels(shape)} for d, shape in types.items()}
+    pairs, states = 2 * 64 * 64 * 16, 2 * 64 * 16 * 16
+    flops = {d: rows[d]["delta_states"] for d in DTYPES}
+    assert flops["bfloat16"].matmul_flops == 3 * pairs + 2 * 2 * states
+    assert flops["float16"].matmul_flops == 3 * (pairs + 2 * states)
+    assert flops["float32"].tf32_flops == 3 * (pairs + 2 * states)
+    assert rows["bfloat16"]["corrections"].matmul_flops == pairs
+    assert rows["bfloat16"]["outputs"].matmul_flops == pairs + 3 * pairs + 3 * states
 
 
 @pytest.mark.parametrize("length", [10, 100, 256])
@@ -167,12 +243,16 @@ def test_published_diagonal_of_wide_keys_goes_through_parts():
     assert wide["fwd_A, diagonal, sum"].bytes_read == 3 * 2 * 16384 * 16 * 16 * 4
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("decay", DECAYS)
-def test_nothing_beats_the_fewest_bytes_and_flops(decay, dtype):
-    shape = Shape(decay=decay, dtype=dtype)
+def test_nothing_beats_the_fewest_bytes_and_flops(decay, delta, dtype):
+    shape = Shape(decay=decay, dtype=dtype, delta=delta)
+    algorithms = (our_delta_kernels, published_delta_kernels) if delta else ALGORITHMS
+    if delta and decay == "head":
+        algorithms = algorithms[:1]
     for least in fewest_kernels(shape):
-        for kernels in (our_kernels(shape), published_kernels(shape)):
+        for kernels in (algorithm(shape) for algorithm in algorithms):
             chosen = [kernel for kernel in kernels if kernel.direction == least.direction]
             assert bytes_moved(chosen) > least.bytes_moved
             assert sum(kernel.flops for kernel in chosen) > least.flops
@@ -181,7 +261,7 @@ def test_nothing_beats_the_fewest_bytes_and_flops(decay, dtype):
 
 def test_batch_heads_and_length_in_whole_chunks_scale_every_row():
     small, large = Shape(1, 512, 2), Shape(3, 1024, 4)
-    for algorithm in (our_kernels, published_kernels):
+    for algorithm in ALGORITHMS:
         for one, twelve in zip(algorithm(small), algorithm(large), strict=True):
             moved = twelve.bytes_moved
             if one.name in ("scan_states", "scan_states, reverse"):  # states of rows, not of tokens
@@ -223,6 +303,10 @@ def test_the_page_holds_what_the_command_prints(capsys):
     main([])
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in page
+    main(["--op", "kda", "gated_deltanet", "deltanet"])
+    for report in capsys.readouterr().out.split(": delta rule, ")[1:]:
+        summary = report[report.index("| forward + backward") :].rsplit("\n\n", 1)[0]
+        assert summary.strip() in page
 
 
 def test_one_direction_leaves_the_other_out(capsys):
@@ -240,12 +324,15 @@ def test_normalised_outputs_have_no_published_comparison(capsys):
     assert "there is no comparison" in printed
     with pytest.raises(ValueError, match="normalize=False"):
         published_kernels(Shape(normalize=True))
+    with pytest.raises(ValueError, match="takes no decay \\[H\\]: use decay='scalar'"):
+        published_delta_kernels(Shape(decay="head", delta=True))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--op", "mamba"], "invalid choice: 'mamba'"),
+        (["--op", "gla", "kda", "--normalize"], "the delta rule (kda) has no denominators"),
         (
             ["--length", "0"],
             "--length: '0' is not a whole number from 1 to 2147483647",

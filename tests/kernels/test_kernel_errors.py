@@ -34,7 +34,10 @@ MISTAKES = {
     "beta_dtype": ({"beta": BETA.half()}, "beta is torch.float16.*must be torch.float32"),
     "beta_device": ({"beta": BETA.to("meta")}, "beta lies on meta"),
     "beta_normalized": ({"beta": BETA, "normalize": True}, "normalize=True is given with beta"),
-    "triton_beta": ({"beta": BETA, "backend": "triton"}, "has no kernels for the delta rule"),
+    "triton_beta": (
+        {**dict.fromkeys("qk", torch.zeros(B, T, H, 257)), "beta": BETA, "backend": "triton"},
+        "takes at most K = 256, got 257; use backend='torch' or 'auto'",
+    ),
     "decay_shape": ({"decay": torch.zeros(B, T)}, r"decay has shape \(2, 5\).*\[B, T, H, K\]"),
     "decay_heads": ({"decay": torch.zeros(T)}, r"\[H\] = \(3,\)"),
     "decay_dtype": ({"decay": torch.zeros(H).bfloat16()}, "must be torch.float32"),

@@ -13,12 +13,10 @@ from kernels.triton.blocks import KernelName, most_channels
 
 WIDTHS = {"sm_80": (64, 128), "sm_90": (64, 128), "sm_100": (64,), "gfx942": (64,)}
 MUST_NOT_SPILL = ("sm_80", "sm_90")
+TARGETS = ["sm_90", *(pytest.param(t, marks=pytest.mark.long) for t in WIDTHS if t != "sm_90")]
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["sm_90", *(pytest.param(t, marks=pytest.mark.long) for t in WIDTHS if t != "sm_90")],
-)
+@pytest.mark.parametrize("target", TARGETS)
 def test_no_kernel_spills_and_every_product_uses_tensor_cores(target: str) -> None:
     cases = list(itertools.product(("token", "channel"), WIDTHS[target]))
     steps = run_compiling(
@@ -43,24 +41,61 @@ print(json.dumps([[[r.kernel, r.resources.spilled_bytes, r.resources.fits,
             )
 
 
+# One family each: a step takes up to half a minute. `python -m kernels.compile --delta` does all.
+DELTA_CASES = {
+    "sm_80": ("channel", 128),
+    "sm_90": ("token", 64),
+    "sm_100": ("head", 16),
+    "gfx942": ("none", 16),
+}
+ONE_ADDRESS = 8  # bytes: key_query_gradients keeps an offset of the last stores on the stack
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_kernels_of_the_delta_rule_do_not_spill_either(target: str) -> None:
+    rows = run_compiling(
+        f"""
+import json, torch
+from kernels.compile import Case, compiled
+rows = compiled({target!r}, Case(*{DELTA_CASES[target]}, torch.bfloat16, delta=True))
+print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits,
+                   r.resources.tensor_core_instructions] for r in rows]))
+"""
+    )
+    # The programs of one training step of one kind of mixer.
+    assert [kernel for kernel, *_ in rows] == [
+        "corrections", "delta_states", "outputs", "delta_state_gradients", "key_query_gradients",
+    ]  # fmt: skip
+    for kernel, spilled, fits, tensor_core_instructions in rows:
+        most = ONE_ADDRESS if kernel == "key_query_gradients" else 0
+        assert spilled <= most or target not in MUST_NOT_SPILL, kernel
+        assert fits, kernel
+        assert tensor_core_instructions > 0, kernel
+
+
 def test_nothing_is_compiled_again_for_other_lengths_or_batches() -> None:
     # fla-org/flash-linear-attention#1147, #669, #533: a new length compiled the kernels anew.
     programs = run_compiling(
         """
 import json, torch
 from kernels.compile import Case, launches
-case = Case("token", 16, torch.bfloat16)
-seen = {}
-for length in range(100, 164):
-    for kernel, options, program in launches("sm_90", case, length):
-        seen.setdefault(kernel, set()).add(id(program))
-for batch in range(1, 31):
-    for kernel, options, program in launches("sm_90", case, 64 * batch + 1, batch):
-        seen.setdefault(kernel, set()).add(id(program))
-print(json.dumps({kernel: len(programs) for kernel, programs in seen.items()}))
+counts = []
+for case in (Case("token", 16, torch.bfloat16), Case("token", 16, torch.bfloat16, delta=True)):
+    seen = {}
+    for length in range(100, 164):
+        for kernel, options, program in launches("sm_90", case, length):
+            seen.setdefault(kernel, set()).add(id(program))
+    for batch in range(1, 31):
+        for kernel, options, program in launches("sm_90", case, 64 * batch + 1, batch):
+            seen.setdefault(kernel, set()).add(id(program))
+    counts.append({kernel: len(programs) for kernel, programs in seen.items()})
+print(json.dumps(counts))
 """
     )
-    assert programs == {
+    additive, delta = programs
+    names = ("corrections", "delta_states", "outputs", "delta_state_gradients")
+    assert delta == dict.fromkeys((*names, "key_query_gradients"), 1)
+    assert additive == {
         "chunk_states": 2,  # forward and backward
         "scan_states": 2,
         "outputs": 1,

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from kernel_oracle import call, make_problem, outputs_and_gradients, relative_error
 from torch.utils.checkpoint import checkpoint
 
 from kernels import LinearState, linear_attention
-from kernels.triton.interpreter import compute_in_bfloat16, narrow, widen
+from kernels.triton.delta_ops import delta_backward, delta_forward
+from kernels.triton.interpreter import narrow, round_as_gpus, truncate, widen
 from kernels.triton.ops import additive_backward, additive_forward
 
 TRITON = {"backend": "triton"}
@@ -37,11 +39,25 @@ def test_the_operators_keep_pytorchs_rules(family: str, normalize: bool) -> None
         torch.library.opcheck(additive_backward, [_detached(x) for x in arguments])
 
 
+def test_the_operators_of_the_delta_rule_keep_pytorchs_rules() -> None:
+    p = small("delta_head", heads=1, segments=True)
+    leaves = {name: x.clone().requires_grad_() for name, x in p.leaves().items()}
+    p = replace(p, **leaves)
+    options = (1.0, 4)
+    inputs = (p.q, p.k, p.v, p.decay, p.beta, p.segments, p.S, p.state_segment, *options)
+    torch.library.opcheck(delta_forward, inputs)
+    with torch.no_grad():
+        o, S, *kept = delta_forward(*inputs)
+        saved = (p.q, p.k, p.v, p.decay, p.beta, p.segments, p.state_segment, *kept)
+        arguments = (torch.ones_like(o), S, *saved, *options, True)
+        torch.library.opcheck(delta_backward, [_detached(x) for x in arguments])
+
+
 def _detached(x):
     return x.detach() if isinstance(x, torch.Tensor) else x
 
 
-@pytest.mark.parametrize("family", ["none", "channel"])
+@pytest.mark.parametrize("family", ["none", "channel", "delta_scalar"])
 def test_blocks_compile_as_one_graph(family: str) -> None:
     p = small(family)
     counted = []
@@ -51,7 +67,7 @@ def test_blocks_compile_as_one_graph(family: str) -> None:
         return graph.forward
 
     def block(q, k, v):
-        o, state = linear_attention(q.relu(), k, v, p.decay, **TRITON)
+        o, state = linear_attention(q.relu(), k, v, p.decay, p.beta, **TRITON)
         return o.sin().sum() + state.S.sum()
 
     leaves = [x.clone().requires_grad_() for x in (p.q, p.k, p.v)]
@@ -76,9 +92,19 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("length", [66, pytest.param(130, marks=pytest.mark.long)])
-def test_reruns_are_bit_identical_and_chunks_of_any_size_agree(length: int) -> None:
-    p = make_problem("channel", batch=1, length=length, key_width=16, value_width=16, segments=True)
+@pytest.mark.parametrize(
+    ("family", "length"),
+    [
+        ("channel", 66),
+        ("delta_scalar", 66),
+        pytest.param("channel", 130, marks=pytest.mark.long),
+        pytest.param("delta_scalar", 130, marks=pytest.mark.long),
+    ],
+)
+def test_reruns_are_bit_identical_and_chunks_of_any_size_agree(family: str, length: int) -> None:
+    p = make_problem(
+        family, batch=1, heads=1, length=length, key_width=16, value_width=16, segments=True
+    )
     first = outputs_and_gradients(p, **TRITON)
     again = outputs_and_gradients(p, **TRITON)
     one_tile = outputs_and_gradients(p, **TRITON, chunk_size=1)
@@ -87,13 +113,14 @@ def test_reruns_are_bit_identical_and_chunks_of_any_size_agree(length: int) -> N
         assert relative_error(one_tile[name], x) <= 1e-6, name
 
 
-@pytest.mark.parametrize("family", ["head", "channel"])
+@pytest.mark.parametrize("family", ["head", "channel", "delta_channel"])
 def test_document_b_is_unchanged_when_document_a_changes(family: str) -> None:
     p = make_problem(family, batch=1, length=90, key_width=16, value_width=16, segments=True)
     p = replace(p, segments=3 + (torch.arange(90) >= 41).long()[None])
     other = torch.randn(p.q.shape) * 9
     later = (torch.arange(90) >= 41)[None, :, None, None]
-    changed = replace(p, k=torch.where(later, p.k, other), v=torch.where(later, p.v, other))
+    keys = other if p.beta is None else F.normalize(other, dim=3)
+    changed = replace(p, k=torch.where(later, p.k, keys), v=torch.where(later, p.v, other))
     a, b = (outputs_and_gradients(x, **TRITON) for x in (p, changed))
     for name in ("out", "d_q", "d_k", "d_v"):
         assert torch.equal(a[name][:, 41:], b[name][:, 41:]), name
@@ -102,7 +129,7 @@ def test_document_b_is_unchanged_when_document_a_changes(family: str) -> None:
 
 def test_offsets_do_not_end_at_two_to_the_thirty_first() -> None:
     # fla-org/flash-linear-attention#1080, #769. The memory is reserved, and hardly touched.
-    compute_in_bfloat16()
+    round_as_gpus()
     far = 1 << 31
     memory = torch.empty(far + 4096, dtype=torch.bfloat16)
     q = memory.as_strided((1, 20, 2, 16), (0, 16, far, 1))
@@ -114,27 +141,44 @@ def test_offsets_do_not_end_at_two_to_the_thirty_first() -> None:
     assert o[:, :, 1].abs().sum() > 0
 
 
-def test_a_final_state_starts_the_next_call() -> None:
-    p = make_problem("channel", batch=1, length=139, key_width=16, value_width=16, segments=True)
+@pytest.mark.parametrize("family", ["channel", "delta_channel"])
+def test_a_final_state_starts_the_next_call(family: str) -> None:
+    p = make_problem(
+        family, batch=1, heads=1, length=139, key_width=16, value_width=16, segments=True
+    )
     whole, final = call(p, **TRITON)
     state = LinearState(p.S, p.z, p.state_segment)
     outputs = []
     for begin, end in ((0, 37), (37, 38), (38, 67), (67, 139)):
         at = slice(begin, end)
-        q, k, v, decay = (x[:, at] for x in (p.q, p.k, p.v, p.decay))
-        o, state = linear_attention(
-            q, k, v, decay, segments=p.segments[:, at], state=state, **TRITON
-        )
+        tensors = (p.q, p.k, p.v, p.decay, p.beta)
+        parts = (None if x is None else x[:, at] for x in tensors)
+        o, state = linear_attention(*parts, segments=p.segments[:, at], state=state, **TRITON)
         outputs.append(o)
     assert relative_error(torch.cat(outputs, 1), whole) <= 1e-6
     assert relative_error(state.S, final.S) <= 1e-6
 
 
-def test_the_interpreter_rounds_bfloat16_as_hardware_does() -> None:
+def test_the_interpreter_rounds_bfloat16_and_tf32_as_hardware_does() -> None:
     values = torch.cat([torch.randn(1000), torch.tensor([0.0, float("inf"), -1e-40, 3e38])])
     expected = values.bfloat16()
     patterns = narrow(values.numpy())
     assert torch.equal(torch.from_numpy(widen(patterns)), expected.float())
+    cut = torch.from_numpy(truncate(values[:1000].numpy()))
+    digits = cut.frexp().mantissa * 2**11
+    assert torch.equal(digits, digits.trunc())
+    missing = (values[:1000] - cut) / cut
+    assert 0 <= missing.min() < missing.max() < 2**-10
+
+
+def test_a_write_of_weight_zero_changes_nothing() -> None:
+    p = make_problem("delta_scalar", batch=1, heads=1, length=70, key_width=16, value_width=16)
+    silent = replace(p, beta=torch.zeros_like(p.beta))
+    actual = outputs_and_gradients(silent, **TRITON)
+    exact = outputs_and_gradients(silent.cast(torch.float64), backend="reference")
+    assert (actual["d_v"] == 0).all()
+    for name in ("out", "final_S", "d_beta"):  # the gradient that would let it write
+        assert relative_error(actual[name], exact[name]) <= 1e-5, name
 
 
 @pytest.mark.parametrize("family", ["scalar", "channel"])
@@ -145,7 +189,7 @@ def test_one_tensor_may_be_queries_keys_and_values(family: str) -> None:
     assert torch.equal(state.S, expected.S)
 
 
-@pytest.mark.parametrize("family", ["scalar", "channel"])
+@pytest.mark.parametrize("family", ["scalar", "channel", "delta_scalar"])
 def test_a_head_may_have_a_single_channel(family: str) -> None:
     p = make_problem(family, batch=1, length=70, key_width=1, value_width=1, segments=True)
     actual = outputs_and_gradients(p, **TRITON)

@@ -20,13 +20,14 @@ import torch
 from kernels.triton.targets import TARGETS, Resources, compile_for, resources
 
 FAMILIES = ("none", "head", "token", "channel")
+LAYERS = "layers"  # in the place of a family: the short convolution and the gated norm
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MAX_WIDTH = 4096  # far above any head in use; meta tensors of any width would pass
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call the kernels; K = V = width."""
+    """One way to call the kernels; K = V = width, or channels of both layers."""
 
     family: str
     width: int
@@ -49,13 +50,17 @@ class Row:
 def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
     """The kernels of one training step (forward and backward), in the order of their launches."""
     for kernel, options, program in launches(target, case, length):
-        blocks = " x ".join(str(options[name]) for name in ("BK", "BV") if name in options)
+        blocks = " x ".join(
+            str(options[name]) for name in ("BK", "BV", "ROWS", "CHANNELS") if name in options
+        )
         backward = {True: " (backward)", False: " (forward)"}.get(options.get("BACKWARD"), "")
         yield Row(target, case, kernel + backward, blocks, resources(program, TARGETS[target]))
 
 
 def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads: int = 4) -> list:
     """[(kernel, its options, compiled program)] of one training step of `length` tokens."""
+    if case.family == LAYERS:
+        return _layer_launches(target, case, length, batch, heads)
     from kernels.triton.launch import Problem, backward, forward
 
     def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -75,6 +80,22 @@ def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads:
         o, S, z, *kept = forward(p, None, None)
         d_z = z if case.normalize else None
         backward(p, torch.empty_like(o), S, d_z, o, *kept, with_decay=True)
+    return recorded
+
+
+def _layer_launches(target: str, case: Case, length: int, batch: int, heads: int) -> list:
+    from kernels.triton import convolution, gated_norm
+
+    recorded: list = []
+    with torch.device("meta"), compile_for(TARGETS[target], recorded) as launch:
+        x = torch.empty(batch, length, case.width, dtype=case.dtype)
+        taps = torch.empty(4, case.width)
+        segments = torch.empty(batch, length, dtype=torch.int64) if case.segments else None
+        options = (x, taps, segments, None, None, True, launch)
+        convolution.backward(convolution.forward(*options), *options)
+        o = torch.empty(batch, length, heads, case.width, dtype=case.dtype)
+        options = (o, torch.empty(case.width), o.flatten(2), True, 1e-6, launch)
+        gated_norm.backward(gated_norm.forward(*options), *options)
     return recorded
 
 
@@ -123,7 +144,9 @@ def _width(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m kernels.compile")
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["token", "channel"])
+    parser.add_argument(
+        "--family", nargs="+", choices=[*FAMILIES, LAYERS], default=["token", "channel", LAYERS]
+    )
     parser.add_argument("--width", nargs="+", type=_width, default=[64, 128], help="K = V")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
     parser.add_argument("--normalize", action="store_true")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.triton_backend import takes_triton
 
-MOST_TAPS = 4  # backwards all pairs of taps are in registers: more would spill
+MOST_TAPS = 4  # backwards, all taps and their sums are in registers: 8 would not fit
 
 
 def short_conv(

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import rms_norm, short_conv
+from kernels.convolution import MOST_TAPS
 
 
 class RMSNorm(nn.Module):
@@ -98,7 +99,9 @@ class ShortConv(nn.Module):
         return ConvState(inputs.clone(), numbers.clone())
 
     def layer_shapes(self) -> set[tuple[str, int, int, bool]]:
-        """{("short_conv", channels, taps, silu)}: what selects the compiled kernels."""
+        """{("short_conv", channels, taps, silu)}: what selects the kernels; empty without any."""
+        if self.width > MOST_TAPS:
+            return set()
         return {("short_conv", self.weight.shape[1], self.width, self.silu)}
 
     def init_weights(self) -> None:

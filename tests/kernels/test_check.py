@@ -10,7 +10,7 @@ import torch
 import kernels.check
 from kernels.check import Case, KernelError, cases, check, check_model_kernels
 from kernels.problems import FAMILIES, can_normalize
-from kernels.triton import ops
+from kernels.triton import gated_norm, ops
 from kernels.triton.interpreter import compute_in_bfloat16
 
 
@@ -44,6 +44,22 @@ def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> N
         check_model_kernels(shapes, torch.bfloat16, "cpu")
 
 
+def test_a_wrong_kernel_of_a_layer_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_in_bfloat16()
+    layers = {("gated_norm", 16, 2, True), ("short_conv", 5, 4, False)}
+    check_model_kernels(set(), torch.bfloat16, "cpu", layers)
+    right = gated_norm.backward
+
+    def wrong_for_one_gate(*arguments):
+        d_o, d_weight, d_gate = right(*arguments)
+        d_gate[0, 64, 3] = -9
+        return d_o, d_weight, d_gate
+
+    monkeypatch.setattr(gated_norm, "backward", wrong_for_one_gate)
+    with pytest.raises(KernelError, match=r"gated_norm of 2 heads of 16 channels, swish.* d_gate"):
+        check_model_kernels(set(), torch.bfloat16, "cpu", layers)
+
+
 def test_not_a_number_is_not_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.check, "relative_error", lambda *arguments: float("nan"))
     case = Case("none", torch.float32, "zero", False, False, 3, 16, 16)
@@ -52,13 +68,15 @@ def test_not_a_number_is_not_within_the_budget(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_prints_a_table_and_fails_when_a_budget_is_missed() -> None:
     program = """
-import kernels.check as command, torch, sys
+import itertools, sys, torch, kernels.check as command
 command.cases = lambda full_size: iter(list(original(full_size))[:2])
+layers = command.layer_results
+command.layer_results = lambda *given: itertools.islice(layers(*given), 2)
 command.BUDGETS[torch.bfloat16] = float(sys.argv[1])
 sys.exit(command.main(["--device", "cpu"]))
 """.replace("command.cases =", "original = command.cases\ncommand.cases =")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    for budget, code, words in ((1e-2, 0, "2 of 2 cases within"), (1e-9, 1, "MISSED")):
+    for budget, code, words in ((1e-2, 0, "4 of 4 cases within"), (1e-9, 1, "MISSED")):
         done = subprocess.run(
             [sys.executable, "-c", program, str(budget)],
             env=environment, capture_output=True, text=True, check=False,

@@ -9,7 +9,7 @@ import pytest
 from ahead_of_time import run_compiling
 
 from kernels.compile import main
-from kernels.triton.blocks import KernelName, most_channels
+from kernels.triton.blocks import KernelName, LayerKernelName, most_channels
 
 WIDTHS = {"sm_80": (64, 128), "sm_90": (64, 128), "sm_100": (64,), "gfx942": (64,)}
 MUST_NOT_SPILL = ("sm_80", "sm_90")
@@ -40,20 +40,36 @@ print(json.dumps([[[r.kernel, r.resources.spilled_bytes, r.resources.fits,
             )
 
 
+def test_no_kernel_of_a_layer_spills() -> None:
+    rows = run_compiling(
+        f"""
+import json, torch
+from kernels.compile import LAYERS, Case, compiled
+case = Case(LAYERS, 96, torch.bfloat16)
+rows = [row for target in {MUST_NOT_SPILL} for row in compiled(target, case)]
+print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits] for r in rows]))
+"""
+    )
+    assert [kernel for kernel, *_ in rows] == 2 * list(get_args(LayerKernelName))
+    for kernel, spilled, fits in rows:
+        assert spilled == 0, kernel
+        assert fits, kernel
+
+
 def test_nothing_is_compiled_again_for_other_lengths_or_batches() -> None:
     # fla-org/flash-linear-attention#1147, #669, #533: a new length compiled the kernels anew.
     programs = run_compiling(
         """
 import json, torch
-from kernels.compile import Case, launches
-case = Case("token", 16, torch.bfloat16)
+from kernels.compile import LAYERS, Case, launches
 seen = {}
-for length in range(100, 164):
-    for kernel, options, program in launches("sm_90", case, length):
-        seen.setdefault(kernel, set()).add(id(program))
-for batch in range(1, 31):
-    for kernel, options, program in launches("sm_90", case, 64 * batch + 1, batch):
-        seen.setdefault(kernel, set()).add(id(program))
+for case in (Case("token", 16, torch.bfloat16), Case(LAYERS, 5, torch.bfloat16)):
+    for length in (*range(1, 4), *range(100, 164)):
+        for kernel, options, program in launches("sm_90", case, length):
+            seen.setdefault(kernel, set()).add(id(program))
+    for batch in range(1, 31):
+        for kernel, options, program in launches("sm_90", case, 64 * batch + 1, batch):
+            seen.setdefault(kernel, set()).add(id(program))
 print(json.dumps({kernel: len(programs) for kernel, programs in seen.items()}))
 """
     )
@@ -63,6 +79,7 @@ print(json.dumps({kernel: len(programs) for kernel, programs in seen.items()}))
         "outputs": 1,
         "value_gradients": 1,
         "key_query_gradients": 1,
+        **dict.fromkeys(get_args(LayerKernelName), 1),
     }
 
 

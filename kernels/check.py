@@ -6,9 +6,10 @@
 
 Every family (decay; additive write or delta rule), input type, range of gates and packing, with and
 without normalisation, through the backend that a GPU runs it on: the largest relative error of
-outputs, states and all gradients beside its budget. The command fails if one is missed. Compilers
-have produced wrong code for single GPU generations (see fla-org/flash-linear-attention#640 and
-#984), so training runs `check_model_kernels` at its start.
+outputs, states and all gradients beside its budget; then the layers with kernels of their own
+(check_layers.py). The command fails if one is missed. Compilers have produced wrong code for single
+GPU generations (see fla-org/flash-linear-attention#640 and #984), so training runs
+`check_model_kernels` at its start.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.check_layers import Layer, LayerResult, check_layer, layer_results
 from kernels.problems import (
     FAMILIES,
     STRENGTHS,
@@ -126,12 +128,16 @@ def _floors(problem: Problem) -> dict[str, float]:
 
 
 def check_model_kernels(
-    widths: set[tuple[str, int, int, bool]], dtype: torch.dtype, device: str
+    widths: set[tuple[str, int, int, bool]],
+    dtype: torch.dtype,
+    device: str,
+    layers: set[tuple[str, int, int, bool]] = frozenset(),
 ) -> None:
     """The short form for the start of training: the very kernels that the model will launch.
 
     Args:
         widths: (family, key width, value width, normalised) of each kind of mixer.
+        layers: fields of `Layer`, of each short convolution and gated norm.
 
     Raises:
         KernelError: one misses its budget; names it, and what to do.
@@ -140,14 +146,23 @@ def check_model_kernels(
         for gates in ("zero",) if family.endswith("none") else GATES_AT_START:
             case = Case(family, dtype, gates, normalize, True, 200, key_width, value_width)
             result = check(case, device)
-            if not result.passed:
-                raise KernelError(
-                    f"the kernels compute wrong values on this machine: family {family}, backend "
-                    f"{result.backend}, widths {key_width} and {value_width}, {_name(dtype)}: "
-                    f"relative error {result.error:.1e} of {result.tensor}, budget "
-                    f"{result.budget:.0e}. Run python -m kernels.check for the whole table, try "
-                    "another version of triton, and report both"
-                )
+            place = (
+                f"family {family}, backend {result.backend}, widths {key_width} and {value_width}"
+            )
+            _demand(result, place, dtype)
+    for layer in (Layer(*shape) for shape in sorted(layers)):
+        result = check_layer(layer, dtype, 200, device, with_state=False)
+        _demand(result, f"{layer.name} of {layer.shape}", dtype)
+
+
+def _demand(result: Result | LayerResult, place: str, dtype: torch.dtype) -> None:
+    if not result.passed:
+        raise KernelError(
+            f"the kernels compute wrong values on this machine: {place}, {_name(dtype)}: "
+            f"relative error {result.error:.1e} of {result.tensor}, budget {result.budget:.0e}. "
+            "Run python -m kernels.check for the whole table, try another version of triton, and "
+            "report both"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -185,7 +200,17 @@ def main(arguments: list[str] | None = None) -> int:
             "yes" if c.segments else "", r.tensor, f"{r.error:.1e}", f"{r.budget:.0e}",
             "" if r.passed else "MISSED",
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    layers = list(layer_results(device == "cuda", device))
+    layer_table = Table("layer", "dtype", "T", "shape", "worst", "error", "budget", "")
+    for r in layers:
+        layer_table.add_row(
+            r.layer.name, _name(r.dtype), str(r.length), r.layer.shape, r.tensor,
+            f"{r.error:.1e}", f"{r.budget:.0e}", "" if r.passed else "MISSED",
+        )  # fmt: skip
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    console.print(layer_table)
+    results += layers
     missed = sum(not r.passed for r in results)
     print(f"{len(results) - missed} of {len(results)} cases within their budgets")
     return 1 if missed else 0

@@ -20,13 +20,14 @@ from kernels.arguments import whole_number
 from kernels.triton.targets import TARGETS, Resources, compile_for, resources
 
 FAMILIES = ("none", "head", "token", "channel")
+LAYERS = "layers"  # in the place of a family: the short convolution and the gated norm
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MAX_WIDTH = 4096  # far above any head in use; meta tensors of any width would pass
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call the kernels; K = V = width."""
+    """One way to call the kernels; K = V = width, or channels of both layers."""
 
     family: str
     width: int
@@ -50,13 +51,17 @@ class Row:
 def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
     """The kernels of one training step (forward and backward), in the order of their launches."""
     for kernel, options, program in launches(target, case, length):
-        blocks = " x ".join(str(options[name]) for name in ("BK", "BV") if name in options)
+        blocks = " x ".join(
+            str(options[name]) for name in ("BK", "BV", "ROWS", "CHANNELS") if name in options
+        )
         backward = {True: " (backward)", False: " (forward)"}.get(options.get("BACKWARD"), "")
         yield Row(target, case, kernel + backward, blocks, resources(program, TARGETS[target]))
 
 
 def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads: int = 4) -> list:
     """[(kernel, its options, compiled program)] of one training step of `length` tokens."""
+    if case.family == LAYERS:
+        return _layer_launches(target, case, length, batch, heads)
     from kernels.triton import delta_launch
     from kernels.triton.launch import Problem, backward, forward
 
@@ -86,9 +91,25 @@ def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads:
     return recorded
 
 
+def _layer_launches(target: str, case: Case, length: int, batch: int, heads: int) -> list:
+    from kernels.triton import convolution, gated_norm
+
+    recorded: list = []
+    with torch.device("meta"), compile_for(TARGETS[target], recorded) as launch:
+        x = torch.empty(batch, length, case.width, dtype=case.dtype)
+        taps = torch.empty(4, case.width)
+        segments = torch.empty(batch, length, dtype=torch.int64) if case.segments else None
+        options = (x, taps, segments, None, None, True, launch)
+        convolution.backward(convolution.forward(*options), *options)
+        o = torch.empty(batch, length, heads, case.width, dtype=case.dtype)
+        options = (o, torch.empty(case.width), o.flatten(2), True, 1e-6, launch)
+        gated_norm.backward(gated_norm.forward(*options), *options)
+    return recorded
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command; 1 if a kernel needs more shared memory than its target has."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     cases = [
         Case(family, width, DTYPES[dtype], options.normalize, delta=options.delta)
         for family, width, dtype in itertools.product(options.family, options.width, options.dtype)
@@ -119,17 +140,23 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m kernels.compile")
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["token", "channel"])
+    parser.add_argument("--family", nargs="+", choices=[*FAMILIES, LAYERS])
     width = whole_number(most=_MAX_WIDTH)
     parser.add_argument("--width", nargs="+", type=width, default=[64, 128], help="K = V")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--normalize", action="store_true")
     kind.add_argument("--delta", action="store_true", help="the delta rule, not the additive write")
-    return parser
+    options = parser.parse_args(arguments)
+    of_recurrences = options.normalize or options.delta
+    if options.family is None:
+        options.family = ["token", "channel", *([] if of_recurrences else [LAYERS])]
+    if of_recurrences and LAYERS in options.family:
+        parser.error(f"--family {LAYERS} knows no --normalize and no --delta; run it without them")
+    return options
 
 
 if __name__ == "__main__":

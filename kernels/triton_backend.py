@@ -42,6 +42,28 @@ def refusal(q: Tensor, beta: Tensor | None) -> str | None:
     return None
 
 
+def takes_triton(backend: str, x: Tensor, reason: str | None = None) -> bool:
+    """Whether the call of a layer with input x goes to the kernels, as in `linear_attention`.
+
+    Args:
+        backend: "auto", "torch" or "triton".
+        reason: why the layer's kernels cannot take the call whatever the machine; None if they can.
+
+    Raises:
+        ValueError: an unknown backend, or "triton" where it cannot run.
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f"backend={backend!r} is unknown; use one of ['auto', 'torch', 'triton']")
+    if backend == "torch" or (backend == "auto" and x.device.type != "cuda"):
+        return False
+    if x.dtype == torch.float64:
+        reason = "has no float64; use backend='torch'"
+    reason = reason or refusal(x, None)
+    if backend == "triton" and reason is not None:
+        raise ValueError(f"backend='triton' {reason}")
+    return reason is None
+
+
 def _interpreted() -> bool:
     import triton
 

@@ -1,10 +1,13 @@
 """The small layers that blocks and mixers share: norms, SwiGLU, short causal convolution."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from kernels import rms_norm, short_conv
+from kernels.convolution import MOST_TAPS
 
 
 class RMSNorm(nn.Module):
@@ -19,49 +22,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":
-            return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps)[0].to(x.dtype)
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
     def init_weights(self) -> None:
         nn.init.ones_(self.weight)
-
-
-class _RMSNormOnCPU(torch.autograd.Function):
-    """F.rms_norm in fewer passes over memory: torch has a fused one for GPUs only.
-
-    Measured on [4, 512, 128], two cores: 0.7 ms forward and backward instead of 1.7 ms.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        scale = _inverse_rms(x, eps)
-        return (x * scale).mul_(weight), scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        x, weight, ctx.eps = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, weight, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, d_y: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # this gradient will be differentiated, and with it the scale
-            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)
-        with torch.autocast("cpu", enabled=False):
-            normed = x * scale
-            d_weight = d_y * normed
-            shrink = (d_weight @ weight[:, None]) * (-1 / x.shape[-1])
-            d_x = (normed * shrink).addcmul_(d_y, weight).mul_(scale)
-        return d_x, d_weight.reshape(-1, x.shape[-1]).sum(0), None
-
-
-def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -115,36 +79,30 @@ class ShortConv(nn.Module):
         `state` needs `segments`: the numbers say whether the carried inputs belong to the same
         document.
         """
-        batch, length, _ = x_btd.shape
+        carried = (None, None)
+        if state is not None:
+            carried = (state.inputs, state.segments)
+        y = short_conv(x_btd, self.weight, segments, *carried, silu=self.silu)
+        return y, self._keep(x_btd, segments, state) if keep_state else None
+
+    def _keep(self, x_btd: Tensor, segments: Tensor | None, state: ConvState | None) -> ConvState:
+        batch, length, dim = x_btd.shape
         past = self.width - 1
-        if state is None:
-            padded = F.pad(x_btd, (0, 0, past, 0))
-        else:
-            padded = torch.cat((state.inputs.to(x_btd.dtype), x_btd), dim=1)
-        numbers = None
-        if segments is not None:
-            before = x_btd.new_full((batch, past), -1, dtype=torch.int64)
-            before = before if state is None else state.segments
-            numbers = torch.cat((before, segments.to(torch.int64)), dim=1)
+        if segments is None:
+            segments = x_btd.new_zeros((batch, length), dtype=torch.int64)
+        inputs = x_btd.new_zeros(batch, past, dim)
+        numbers = x_btd.new_full((batch, past), -1, dtype=torch.int64)
+        if state is not None:
+            inputs, numbers = state.inputs.to(x_btd.dtype), state.segments
+        inputs = torch.cat((inputs, x_btd), dim=1)[:, length:]
+        numbers = torch.cat((numbers, segments.to(torch.int64)), dim=1)[:, length:]
+        return ConvState(inputs.clone(), numbers.clone())
 
-        weight = self.weight.to(x_btd.dtype)
-        y = x_btd * weight[0]
-        for j in range(1, self.width):
-            tap = padded[:, past - j : past - j + length]
-            if numbers is not None:
-                same = numbers[:, past - j : past - j + length] == segments
-                tap = tap * same[..., None].to(tap.dtype)
-            y = torch.addcmul(y, tap, weight[j])
-
-        kept = None
-        if keep_state:
-            if numbers is None:
-                numbers = F.pad(
-                    x_btd.new_zeros((batch, length), dtype=torch.int64), (past, 0), value=-1
-                )
-            start = padded.shape[1] - past
-            kept = ConvState(padded[:, start:].clone(), numbers[:, start:].clone())
-        return F.silu(y) if self.silu else y, kept
+    def layer_shapes(self) -> set[tuple[str, int, int, bool]]:
+        """{("short_conv", channels, taps, silu)}: what selects the kernels; empty without any."""
+        if self.width > MOST_TAPS:
+            return set()
+        return {("short_conv", self.weight.shape[1], self.width, self.silu)}
 
     def init_weights(self) -> None:
         # One token plus a little of the others: training starts close to no convolution.

@@ -56,3 +56,40 @@ def blocks(
 
 def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
+
+
+LayerKernelName = Literal[
+    "convolve", "convolve_backward", "normalize_and_gate", "normalize_and_gate_backward"
+]
+
+
+class LayerBlocks(NamedTuple):
+    """Values of a tile, most channels of it, tiles of a program one after another, its warps."""
+
+    tile: int
+    channels: int
+    steps: int
+    num_warps: int
+
+
+# A norm needs its whole head; a backward pass sums the weight's gradient over all its tiles.
+_LAYERS: dict[LayerKernelName, LayerBlocks] = {
+    "convolve": LayerBlocks(2048, 64, 1, 4),
+    "convolve_backward": LayerBlocks(512, 64, 16, 4),
+    "normalize_and_gate": LayerBlocks(2048, 1 << 20, 1, 4),
+    "normalize_and_gate_backward": LayerBlocks(2048, 1 << 20, 4, 4),
+}
+
+
+def layer_options(kernel: LayerKernelName, width: int) -> dict[str, int]:
+    """The entry for rows of `width` channels, as the kernels' options."""
+    chosen = _LAYERS[kernel]
+    channels = min(chosen.channels, 1 << (width - 1).bit_length())
+    rows = max(1, chosen.tile // channels)
+    return {
+        "D": width,
+        "ROWS": rows,
+        "CHANNELS": channels,
+        "STEPS": chosen.steps,
+        "num_warps": chosen.num_warps,
+    }

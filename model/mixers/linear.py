@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels import LinearState, linear_attention
+from kernels import LinearState, gated_norm, linear_attention
 from model.config import MAX_WIDTH, LinearSettings
 from model.decays import DECAYS
 from model.feature_maps import FEATURE_MAPS
@@ -89,14 +89,17 @@ class LinearMixer(nn.Module):
             segments=info.segments,
             state=state.recurrence if state else None,
         )
-        if self.norm is not None:
-            y = self.norm(y)
-        y = y.flatten(-2)
-        if self.gate is not None:
-            gate = self.gate(x)
-            y = y * (F.silu(gate) if self.settings.output_gate == "swish" else gate.sigmoid())
         kept = LinearMixerState(recurrence, conv_q, conv_k, conv_v) if keep_state else None
-        return self.out(y), kept
+        return self.out(self._gate(y, x)), kept
+
+    def _gate(self, y: Tensor, x: Tensor) -> Tensor:
+        """[B, T, H, V] -> [B, T, H * V]: the norm of each head, and the output gate."""
+        if self.gate is None:
+            return (y if self.norm is None else self.norm(y)).flatten(-2)
+        gate, activation = self.gate(x), self.settings.output_gate
+        if self.norm is None:
+            return y.flatten(-2) * (F.silu(gate) if activation == "swish" else gate.sigmoid())
+        return gated_norm(y, self.norm.weight, gate, activation, self.norm.eps)
 
     def _project(
         self,
@@ -117,6 +120,13 @@ class LinearMixer(nn.Module):
         value_width = self.value_dim // self.heads
         family = self.decay.family if self.beta is None else f"delta_{self.decay.family}"
         return family, self.features, value_width, self.settings.normalize
+
+    def layer_shapes(self) -> set[tuple[str, int, int, bool]]:
+        """{("gated_norm", width of a head, heads, swish)}, or nothing; see also `ShortConv`."""
+        if self.gate is None or self.norm is None:
+            return set()
+        width = self.value_dim // self.heads
+        return {("gated_norm", width, self.heads, self.settings.output_gate == "swish")}
 
     def flops_per_token(self, length: int) -> float:
         weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))

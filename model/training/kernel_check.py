@@ -3,12 +3,13 @@
 import torch
 
 from kernels.check import KernelError, check_model_kernels
+from model.layers import ShortConv
 from model.mixers.linear import LinearMixer
 from model.network import LanguageModel
 
 
 def check_kernels(model: LanguageModel, precision: str, device: torch.device) -> None:
-    """Compares the Triton kernels that `model` will launch with the float64 recurrence.
+    """Compares the Triton kernels that `model` will launch with float64.
 
     Takes seconds, and compiles what training needs anyway. Does nothing on a CPU, whose backend is
     plain PyTorch.
@@ -19,8 +20,14 @@ def check_kernels(model: LanguageModel, precision: str, device: torch.device) ->
     if device.type != "cuda":
         return
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
-    mixers = [module for module in model.modules() if isinstance(module, LinearMixer)]
+    mixers = {m.kernel_shape() for m in model.modules() if isinstance(m, LinearMixer)}
+    layers = {
+        shape
+        for m in model.modules()
+        if isinstance(m, LinearMixer | ShortConv)
+        for shape in m.layer_shapes()
+    }
     try:
-        check_model_kernels({mixer.kernel_shape() for mixer in mixers}, dtype, str(device))
+        check_model_kernels(mixers, dtype, str(device), layers)
     except KernelError as error:
         raise SystemExit(f"Error: {error}") from error

@@ -10,7 +10,7 @@ import torch
 import kernels.check
 from kernels.check import Case, KernelError, cases, check, check_model_kernels
 from kernels.problems import FAMILIES, can_normalize
-from kernels.triton import ops
+from kernels.triton import gated_norm, ops
 from kernels.triton.interpreter import round_as_gpus
 
 
@@ -44,6 +44,22 @@ def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> N
         check_model_kernels(shapes, torch.bfloat16, "cpu")
 
 
+def test_a_wrong_kernel_of_a_layer_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    round_as_gpus()
+    layers = {("gated_norm", 16, 2, True), ("short_conv", 5, 4, False)}
+    check_model_kernels(set(), torch.bfloat16, "cpu", layers)
+    right = gated_norm.backward
+
+    def wrong_for_one_gate(*arguments):
+        d_o, d_weight, d_gate = right(*arguments)
+        d_gate[0, 64, 3] = -9
+        return d_o, d_weight, d_gate
+
+    monkeypatch.setattr(gated_norm, "backward", wrong_for_one_gate)
+    with pytest.raises(KernelError, match=r"gated_norm of 2 heads of 16 channels, swish.* d_gate"):
+        check_model_kernels(set(), torch.bfloat16, "cpu", layers)
+
+
 def test_not_a_number_is_not_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.check, "relative_error", lambda *arguments: float("nan"))
     case = Case("none", torch.float32, "zero", False, False, 3, 16, 16)
@@ -52,9 +68,10 @@ def test_not_a_number_is_not_within_the_budget(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_interprets_where_there_is_no_gpu_and_prints_a_table() -> None:
     program = """
-import kernels.check as command, sys
-original = command.cases
+import itertools, sys, kernels.check as command
+original, layers = command.cases, command.layer_results
 command.cases = lambda full_size: iter(list(original(full_size))[:2])
+command.layer_results = lambda *given: itertools.islice(layers(*given), 2)
 sys.exit(command.main(["--device", "cpu"]))
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -66,13 +83,14 @@ sys.exit(command.main(["--device", "cpu"]))
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "2 of 2 cases within" in done.stdout
+    assert "4 of 4 cases within" in done.stdout
     assert "interpreter on the CPU" in done.stdout
 
 
 def test_the_command_fails_when_a_budget_is_missed(monkeypatch, capsys) -> None:
     two = list(cases(full_size=False))[:2]
     monkeypatch.setattr(kernels.check, "cases", lambda full_size: iter(two))
+    monkeypatch.setattr(kernels.check, "layer_results", lambda *given: iter(()))
     monkeypatch.setitem(kernels.check.BUDGETS, torch.bfloat16, 1e-9)
     assert kernels.check.main(["--device", "cpu"]) == 1
     assert "MISSED" in capsys.readouterr().out

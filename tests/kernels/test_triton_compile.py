@@ -9,7 +9,7 @@ import pytest
 from ahead_of_time import run_compiling
 
 from kernels.compile import main
-from kernels.triton.blocks import KernelName, most_channels
+from kernels.triton.blocks import KernelName, LayerKernelName, most_channels
 
 WIDTHS = {"sm_80": (64, 128), "sm_90": (64, 128), "sm_100": (64,), "gfx942": (64,)}
 MUST_NOT_SPILL = ("sm_80", "sm_90")
@@ -73,16 +73,36 @@ print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits,
         assert tensor_core_instructions > 0, kernel
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_kernel_of_a_layer_spills(target: str) -> None:
+    rows = run_compiling(
+        f"""
+import json, torch
+from kernels.compile import LAYERS, Case, compiled
+rows = compiled({target!r}, Case(LAYERS, 96, torch.bfloat16))
+print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits] for r in rows]))
+"""
+    )
+    assert [kernel for kernel, *_ in rows] == list(get_args(LayerKernelName))
+    for kernel, spilled, fits in rows:
+        assert spilled == 0, kernel
+        assert fits, kernel
+
+
 def test_nothing_is_compiled_again_for_other_lengths_or_batches() -> None:
     # fla-org/flash-linear-attention#1147, #669, #533: a new length compiled the kernels anew.
     programs = run_compiling(
         """
 import json, torch
-from kernels.compile import Case, launches
+from kernels.compile import LAYERS, Case, launches
 counts = []
-for case in (Case("token", 16, torch.bfloat16), Case("token", 16, torch.bfloat16, delta=True)):
+for case in (
+    Case("token", 16, torch.bfloat16),
+    Case("token", 16, torch.bfloat16, delta=True),
+    Case(LAYERS, 5, torch.bfloat16),
+):
     seen = {}
-    for length in range(100, 164):
+    for length in (*range(1, 4), *range(100, 164)):
         for kernel, options, program in launches("sm_90", case, length):
             seen.setdefault(kernel, set()).add(id(program))
     for batch in range(1, 31):
@@ -92,7 +112,7 @@ for case in (Case("token", 16, torch.bfloat16), Case("token", 16, torch.bfloat16
 print(json.dumps(counts))
 """
     )
-    additive, delta = programs
+    additive, delta, layers = programs
     names = ("corrections", "delta_states", "outputs", "delta_state_gradients")
     assert delta == dict.fromkeys((*names, "key_query_gradients"), 1)
     assert additive == {
@@ -102,6 +122,7 @@ print(json.dumps(counts))
         "value_gradients": 1,
         "key_query_gradients": 1,
     }
+    assert layers == dict.fromkeys(get_args(LayerKernelName), 1)
 
 
 def test_each_kernel_has_at_most_three_block_sizes() -> None:
@@ -132,3 +153,9 @@ def test_a_width_that_no_head_has_is_refused(width, capsys):
         main(["--width", width])
     assert exit.value.code == 2
     assert f"{width!r} is not a whole number from 1 to 4096" in capsys.readouterr().err
+
+
+def test_layers_have_no_kinds_of_recurrences(capsys):
+    with pytest.raises(SystemExit):
+        main(["--family", "layers", "--delta"])
+    assert "--family layers knows no --normalize and no --delta" in capsys.readouterr().err

@@ -16,12 +16,15 @@ def test_every_kind_of_mixer_is_checked_once_in_the_type_of_training(monkeypatch
     monkeypatch.setattr(
         model.training.kernel_check, "check_model_kernels", lambda *given: calls.append(given)
     )
-    network = small_model("(gla retnet)*2 linear+gla softmax")
+    no_kernels = "model.mixers.linear.conv_width=9"
+    network = small_model("(gla retnet)*2 linear+gla softmax", no_kernels)
     check_kernels(network, "bf16-mixed", torch.device("cpu"))
     assert not calls
     check_kernels(network, "bf16-mixed", GPU)
     shapes = {("channel", 8, 16, False), ("head", 16, 16, False), ("none", 16, 16, True)}
-    assert calls == [(shapes, torch.bfloat16, "cuda")]
+    convolutions = {(16, 4, True), (32, 4, True), (32, 4, False)}  # without a silu: softmax's
+    layers = {("gated_norm", 16, 2, True), *(("short_conv", *shape) for shape in convolutions)}
+    assert calls == [(shapes, torch.bfloat16, "cuda", layers)]
     check_kernels(network, "32-true", GPU)
     assert calls[1][1] == torch.float32
 

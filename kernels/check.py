@@ -6,13 +6,14 @@
 
 Every family (decay; additive write or delta rule), input type, range of gates and packing, with and
 without normalisation, through the backend that a GPU runs it on: the largest relative error of
-outputs, states and all gradients beside its budget; then the layers with kernels of their own
-(check_layers.py). The command fails if one is missed. Compilers have produced wrong code for single
-GPU generations (see fla-org/flash-linear-attention#640 and #984), so training runs
-`check_model_kernels` at its start.
+outputs, states and all gradients beside its budget. Calls of few tokens without gradients are those
+of decoding. Then the layers with kernels of their own (check_layers.py). The command fails if one
+is missed. Compilers have produced wrong code for single GPU generations (see
+fla-org/flash-linear-attention#640 and #984), so training runs `check_model_kernels` at its start.
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from kernels.problems import (
     Problem,
     can_normalize,
     make_problem,
+    outputs,
     outputs_and_gradients,
     query_gradient_of_numerators,
     relative_error,
@@ -54,6 +56,7 @@ class Case:
     key_width: int
     value_width: int
     strengths: str = "uniform"  # of the delta rule's writes
+    decoding: bool = False  # outputs and states alone: few tokens have a kernel of their own
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,11 @@ def cases(full_size: bool) -> Iterator[Case]:
                     family, dtype, gates, normalize, number % 2 == 0, length, *width, strengths
                 )
                 number += 1
+    for number, (family, dtype) in enumerate(itertools.product(FAMILIES, BUDGETS)):
+        gates = "zero" if family.endswith("none") else "half"
+        normalize = can_normalize(family) and number % 2 == 0
+        length, width = (1, 13)[number // 2 % 2], widths[number % len(widths)]
+        yield Case(family, dtype, gates, normalize, True, length, *width, decoding=True)
 
 
 def check(case: Case, device: str) -> Result:
@@ -110,8 +118,12 @@ def check(case: Case, device: str) -> Result:
     problem = problem.to(device).cast(case.dtype)
     exact_problem = problem.cast(torch.float64)
     backend = "triton" if refusal(problem.q, problem.beta) is None else "torch"
-    actual = outputs_and_gradients(problem, backend=backend, upstream=case.dtype)
-    exact = outputs_and_gradients(exact_problem, backend="reference", upstream=case.dtype)
+    if case.decoding:
+        actual = outputs(problem, backend=backend)
+        exact = outputs(exact_problem, backend="reference")
+    else:
+        actual = outputs_and_gradients(problem, backend=backend, upstream=case.dtype)
+        exact = outputs_and_gradients(exact_problem, backend="reference", upstream=case.dtype)
     floors = _floors(exact_problem)
     errors = {
         name: relative_error(actual[name], expected, floors.get(name, 1e-9))
@@ -189,16 +201,16 @@ def main(arguments: list[str] | None = None) -> int:
     bar = tqdm(todo, "check", disable=not sys.stderr.isatty())
     results = [check(case, device) for case in bar]
     table = Table(
-        "family", "gates", "backend", "dtype", "T", "K, V", "normalised", "packed", "worst",
-        "error", "budget", "", title=_where(device),
+        "family", "gates", "backend", "dtype", "T", "K, V", "normalised", "packed", "call",
+        "worst", "error", "budget", "", title=_where(device),
     )  # fmt: skip
     for r in results:
         c = r.case
         table.add_row(
             c.family, c.gates, r.backend, _name(c.dtype), str(c.length),
             f"{c.key_width}, {c.value_width}", "yes" if c.normalize else "",
-            "yes" if c.segments else "", r.tensor, f"{r.error:.1e}", f"{r.budget:.0e}",
-            "" if r.passed else "MISSED",
+            "yes" if c.segments else "", "decode" if c.decoding else "train", r.tensor,
+            f"{r.error:.1e}", f"{r.budget:.0e}", "" if r.passed else "MISSED",
         )  # fmt: skip
     layers = list(layer_results(device == "cuda", device))
     layer_table = Table("layer", "dtype", "T", "shape", "worst", "error", "budget", "")

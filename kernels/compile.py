@@ -5,7 +5,8 @@
 
 For each kernel and configuration: registers of a thread, spilled bytes, shared memory, instructions
 for tensor cores, and how many warps of a multiprocessor can run at once. The launches are those of
-a training step, only that they stop after compilation; the shapes are those of meta tensors.
+a training step and of decoding, only that they stop after compilation; the shapes are those of meta
+tensors.
 """
 
 import argparse
@@ -35,6 +36,7 @@ class Case:
     normalize: bool = False
     segments: bool = True
     delta: bool = False
+    decoding: bool = False  # the next tokens of a row, not a training step
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Row:
 
 
 def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
-    """The kernels of one training step (forward and backward), in the order of their launches."""
+    """The kernels of one training step, forward and backward, or of decoding, as launched."""
     for kernel, options, program in launches(target, case, length):
         blocks = " x ".join(
             str(options[name]) for name in ("BK", "BV", "ROWS", "CHANNELS") if name in options
@@ -59,10 +61,11 @@ def compiled(target: str, case: Case, length: int = 1000) -> Iterator[Row]:
 
 
 def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads: int = 4) -> list:
-    """[(kernel, its options, compiled program)] of one training step of `length` tokens."""
+    """[(kernel, its options, compiled program)] of one call of `length` tokens."""
     if case.family == LAYERS:
         return _layer_launches(target, case, length, batch, heads)
     from kernels.triton import delta_launch
+    from kernels.triton.decode import launch_decode
     from kernels.triton.launch import Problem, backward, forward
 
     def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,8 +83,11 @@ def launches(target: str, case: Case, length: int = 1000, batch: int = 2, heads:
     with compile_for(TARGETS[target], recorded) as launch:
         options = (1.0, case.normalize, False, 4, launch, case.delta)
         p = Problem.of(q, k, v, decay, segments, None, *options)
+        beta = meta(batch, length, heads) if case.delta else None
+        if case.decoding:
+            launch_decode(p, beta, None, None)
+            return recorded
         if case.delta:
-            beta = meta(batch, length, heads)
             o, S, *kept = delta_launch.forward(p, beta, None)
             delta_launch.backward(p, beta, torch.empty_like(o), S, *kept, with_decay=True)
             return recorded
@@ -111,8 +117,11 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; 1 if a kernel needs more shared memory than its target has."""
     options = _parse(arguments)
     cases = [
-        Case(family, width, DTYPES[dtype], options.normalize, delta=options.delta)
+        Case(
+            family, width, DTYPES[dtype], options.normalize, delta=options.delta, decoding=decoding
+        )
         for family, width, dtype in itertools.product(options.family, options.width, options.dtype)
+        for decoding in ((False,) if family == LAYERS else (False, True))
     ]
     from rich.console import Console
     from rich.table import Table

@@ -136,6 +136,13 @@ def call(
     )
 
 
+def outputs(problem: Problem, with_state: bool = True, **options: object) -> dict[str, Tensor]:
+    """Outputs and final state."""
+    out, state = call(problem, with_state, **options)
+    results = {"out": out, "final_S": state.S}
+    return results if state.z is None else {**results, "final_z": state.z}
+
+
 def outputs_and_gradients(
     problem: Problem,
     fixed: tuple[str, ...] = (),
@@ -156,10 +163,7 @@ def outputs_and_gradients(
         for name, x in problem.leaves().items()
         if name not in fixed
     }
-    out, state = call(arrange(replace(problem, **leaves)), with_state, **options)
-    results = {"out": out, "final_S": state.S}
-    if state.z is not None:
-        results["final_z"] = state.z
+    results = outputs(arrange(replace(problem, **leaves)), with_state, **options)
     gradients = torch.autograd.grad(random_functional(results, upstream), list(leaves.values()))
     results |= {f"d_{name}": grad for name, grad in zip(leaves, gradients, strict=True)}
     return {name: x.detach() for name, x in results.items()}

@@ -58,6 +58,18 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+MOST_STEPS = 16  # tokens that are decoded one after another; longer rows are chunked
+_STATE_OF_A_PROGRAM = 8192  # float32 numbers: 64 registers of each thread of four warps
+
+
+def decode_options(key_width: int, value_width: int) -> dict[str, int]:
+    """Blocks and warps of the decoding kernel: all keys, and as many values as registers hold."""
+    keys = _padded(key_width)
+    values = min(_padded(value_width), max(1, _STATE_OF_A_PROGRAM // keys))
+    warps = 4 if keys * values <= _STATE_OF_A_PROGRAM else 8
+    return {"BK": keys, "BV": values, "num_warps": warps}
+
+
 LayerKernelName = Literal[
     "convolve", "convolve_backward", "normalize_and_gate", "normalize_and_gate_backward"
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.derivatives import refuse_second_derivative
 from kernels.triton.delta_launch import backward, forward
 from kernels.triton.launch import TILE_TOKENS, Problem
 
@@ -106,6 +107,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, d_o: Tensor | None, d_S: Tensor | None, *_: Any):
+    refuse_second_derivative("linear_attention", ", or backend='reference'")
     q, k, v, decay, beta, segments, first, *kept = ctx.saved_tensors
     needs = ctx.needs_input_grad
     d_o = torch.zeros_like(v) if d_o is None else d_o

@@ -1,7 +1,8 @@
 """The kernels as PyTorch operators: with fakes, autograd and the `triton` backend's entry point.
 
 Two operators, `braid::additive_forward` and `braid::additive_backward`, opaque to compilers, so
-that a block traces through them without a graph break. Those of the delta rule: see `delta_ops`.
+that a block traces through them without a graph break. Those of the delta rule: see `delta_ops`;
+calls of few tokens without gradients: see `decode_op`.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from kernels.derivatives import refuse_second_derivative
 from kernels.state import LinearState
+from kernels.triton.decode_op import decode, decodes
 from kernels.triton.delta_ops import delta_forward
 from kernels.triton.launch import (
     CHUNK_TILES,
@@ -39,6 +41,9 @@ def triton_attention(
     S, z, first = LinearState(None, None, None) if state is None else state
     chunk_tiles = CHUNK_TILES if chunk_size is None else -(-chunk_size // TILE_TOKENS)
     last = None if segments is None else segments[:, -1]
+    if decodes(q.shape[1], q, k, v, decay, beta, S, z):
+        o, S, z = decode(q, k, v, decay, beta, segments, S, z, first, scale, normalize)
+        return o, LinearState(S, z if normalize else None, last)
     if beta is not None:
         o, final, *_ = delta_forward(q, k, v, decay, beta, segments, S, first, scale, chunk_tiles)
         return o, LinearState(final, None, last)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from kernels.triton.interpreter import round_as_gpus
 
 def test_cases_cover_every_family_type_and_packing() -> None:
     for full_size in (True, False):
-        todo = list(cases(full_size))
+        todo = [case for case in cases(full_size) if not case.decoding]
         assert {c.family for c in todo} == set(FAMILIES)
         for name in ("dtype", "gates", "normalize", "segments", "length", "strengths"):
             for family in (family for family in FAMILIES if not family.endswith("none")):
@@ -25,6 +26,14 @@ def test_cases_cover_every_family_type_and_packing() -> None:
                 assert seen == (
                     possible if can_normalize(family) or name != "normalize" else {False}
                 )
+
+
+def test_decoding_is_checked_in_every_family_and_type() -> None:
+    todo = [case for case in cases(full_size=False) if case.decoding]
+    assert {(c.family, c.dtype) for c in todo} == set(product(FAMILIES, kernels.check.BUDGETS))
+    assert {c.length for c in todo} == {1, 13}
+    assert {c.normalize for c in todo} == {True, False}
+    assert all(check(case, "cpu").passed for case in todo[:4])
 
 
 def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,21 @@ print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits] for r 
         assert fits, kernel
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_decoding_kernel_does_not_spill(target: str) -> None:
+    rows = run_compiling(
+        f"""
+import json, torch
+from kernels.compile import Case, compiled
+cases = [Case("channel", width, torch.bfloat16, normalize, delta=not normalize, decoding=True)
+         for width, normalize in ((128, True), (256, False))]
+rows = [row for case in cases for row in compiled({target!r}, case, length=1)]
+print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits] for r in rows]))
+"""
+    )
+    assert rows == [["decode", 0, True]] * 2
+
+
 def test_nothing_is_compiled_again_for_other_lengths_or_batches() -> None:
     # fla-org/flash-linear-attention#1147, #669, #533: a new length compiled the kernels anew.
     programs = run_compiling(
@@ -100,6 +115,7 @@ for case in (
     Case("token", 16, torch.bfloat16),
     Case("token", 16, torch.bfloat16, delta=True),
     Case(LAYERS, 5, torch.bfloat16),
+    Case("token", 16, torch.bfloat16, decoding=True),
 ):
     seen = {}
     for length in (*range(1, 4), *range(100, 164)):
@@ -112,7 +128,7 @@ for case in (
 print(json.dumps(counts))
 """
     )
-    additive, delta, layers = programs
+    additive, delta, layers, decoding = programs
     names = ("corrections", "delta_states", "outputs", "delta_state_gradients")
     assert delta == dict.fromkeys((*names, "key_query_gradients"), 1)
     assert additive == {
@@ -122,6 +138,7 @@ print(json.dumps(counts))
         "value_gradients": 1,
         "key_query_gradients": 1,
     }
+    assert decoding == {"decode": 1}
     assert layers == dict.fromkeys(get_args(LayerKernelName), 1)
 
 

@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "data.root",
     "data.workers",
     "trainer.device",
+    "trainer.kernels",
     "trainer.loss_chunk",
     "trainer.validation_rows",
     "trainer.checkpoint_every",
@@ -122,6 +123,7 @@ def check_settings(
     from model.network import LanguageModel
     from model.training.checkpoints import resumable
     from model.training.device import pick_device, resolve
+    from model.training.kernel_check import check_choice
     from model.training.load import checkpoint_of
     from model.training.memory import check_memory
 
@@ -137,6 +139,7 @@ def check_settings(
     known = settings.tokenizer.path is None and settings.data.dir is None
     with torch.device("meta"):  # widths are checked, no memory is taken
         model = LanguageModel(settings.model, settings.tokenizer.vocab_size if known else 1)
+    check_choice(model, settings.trainer.kernels, device)
     check_memory(model, settings.trainer, settings.data.seq_len, device)
     return settings, folder, device, allowed
 
@@ -161,6 +164,7 @@ def build_model(
 
     torch.manual_seed(settings.seed)
     model = LanguageModel(settings.model, index.vocab_size)
+    model.kernels = settings.trainer.kernels
     if settings.run.init_from is not None and not begun:
         source = checkpoint_of(settings.run.init_from, settings.run.root)
         origin = run_of(source)

@@ -73,6 +73,7 @@ class ShortConv(nn.Module):
         segments: Tensor | None,
         state: ConvState | None = None,
         keep_state: bool = False,
+        kernels: str = "auto",
     ) -> tuple[Tensor, ConvState | None]:
         """[B, T, D] -> [B, T, D] and, on request, the state after the last token.
 
@@ -82,7 +83,7 @@ class ShortConv(nn.Module):
         carried = (None, None)
         if state is not None:
             carried = (state.inputs, state.segments)
-        y = short_conv(x_btd, self.weight, segments, *carried, silu=self.silu)
+        y = short_conv(x_btd, self.weight, segments, *carried, silu=self.silu, backend=kernels)
         return y, self._keep(x_btd, segments, state) if keep_state else None
 
     def _keep(self, x_btd: Tensor, segments: Tensor | None, state: ConvState | None) -> ConvState:

@@ -48,6 +48,9 @@ class LanguageModel(nn.Module):
 
     Raises:
         ValueError: a layer pattern or widths that do not fit, naming the key.
+
+    Attribute `kernels` chooses between the forms of every recurrence and of the layers around it:
+    "triton", "torch", or "auto": triton on GPUs.
     """
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
@@ -62,6 +65,7 @@ class LanguageModel(nn.Module):
         if settings.tie_embeddings:
             self.head.weight = self.embedding.weight
         self.compiled = False
+        self.kernels = "auto"
         self.init_weights()
 
     def compile_blocks(self) -> None:
@@ -85,7 +89,7 @@ class LanguageModel(nn.Module):
         """
         if segments is not None and not self.compiled and _one_document_on_cpu(segments):
             segments = None  # masks would be all ones; compiled, it would be a second program
-        info = SequenceInfo.of(tokens, segments)
+        info = SequenceInfo.of(tokens, segments, kernels=self.kernels)
         for module in self.modules():
             if hasattr(module, "prepare"):
                 module.prepare(info)
@@ -116,7 +120,7 @@ class LanguageModel(nn.Module):
             start = tokens.new_zeros(len(tokens)) if cache is None else cache.segment
             segments = start[:, None].expand(tokens.shape)
         known = (None, None) if cache is None else (cache.segment, cache.next_position)
-        info = SequenceInfo.of(tokens, segments, *known)
+        info = SequenceInfo.of(tokens, segments, *known, kernels=self.kernels)
         states = [None] * len(self.blocks) if cache is None else cache.states
         x = self.embedding(tokens)
         kept = []

@@ -13,15 +13,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """Document numbers and positions of one batch of rows.
+    """Document numbers and positions of one batch of rows, and which kernels mix them.
 
     segments: int [B, T], non-decreasing along a row, or None when every row is one document.
     positions: int64 [B, T] or [1, T]: tokens since the start of the document.
+    kernels: the backend of recurrences and of the layers around them, as in `kernels`.
     block_masks: of flex_attention, by description; see model/flex.py.
     """
 
     segments: Tensor | None
     positions: Tensor
+    kernels: str = "auto"
     block_masks: dict = field(default_factory=dict, repr=False)
     _rotations: dict = field(default_factory=dict, repr=False)
     _ranges: list = field(default_factory=list, repr=False)
@@ -32,6 +34,7 @@ class SequenceInfo:
         segments: Tensor | None = None,
         last_segment: Tensor | None = None,
         next_position: Tensor | None = None,
+        kernels: str = "auto",
     ) -> "SequenceInfo":
         """Builds the description of `tokens` [B, T].
 
@@ -40,18 +43,19 @@ class SequenceInfo:
             last_segment: int [B], the document of the token before these (from a cache).
             next_position: int [B], the position of the first of these if it continues that
                 document.
+            kernels: "auto", "torch" or "triton".
         """
         length = tokens.shape[1]
         index = torch.arange(length, device=tokens.device)
         if segments is None:
-            return SequenceInfo(None, index[None])
+            return SequenceInfo(None, index[None], kernels)
         if length == 0:
-            return SequenceInfo(segments, index.expand(tokens.shape))
+            return SequenceInfo(segments, index.expand(tokens.shape), kernels)
         starts = torch.zeros_like(segments, dtype=torch.int64)
         starts[:, 1:] = torch.where(segments[:, 1:] != segments[:, :-1], index[1:], -(2**62))
         if last_segment is not None:
             starts[:, 0] = torch.where(segments[:, 0] == last_segment, -next_position, 0)
-        return SequenceInfo(segments, index - torch.cummax(starts, dim=1).values)
+        return SequenceInfo(segments, index - torch.cummax(starts, dim=1).values, kernels)
 
     def rotation(self, dim: int, base: float) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotary angles, float32 [B or 1, T, 1, dim / 2].

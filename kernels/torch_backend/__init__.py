@@ -16,8 +16,8 @@ from kernels.reference import reference_attention
 from kernels.state import LinearState, divide_or_zero, empty_state, work_dtype
 from kernels.torch_backend.additive import additive_chunks
 from kernels.torch_backend.delta import delta_chunks
-from kernels.torch_backend.layout import document_masks, from_chunks, to_chunks
-from kernels.torch_backend.opaque import opaque_chunks
+from kernels.torch_backend.layout import cut, from_chunks
+from kernels.torch_backend.opaque import opaque_rows
 
 # Measured with benchmarks/torch_backend.py: small chunks waste less on the causal triangle, but
 # each has a state of its own, which is large when keys and values are wide.
@@ -61,33 +61,28 @@ def _chunked(
     chunk_size: int | None,
 ) -> tuple[Tensor, LinearState]:
     length, value_width, work = q.shape[1], v.shape[3], work_dtype(v.dtype)
-    per_token = decay is not None and decay.dim() > 1
     if chunk_size is None:
         narrow = max(q.shape[3], value_width) <= NARROW_WIDTH
         chunk_size = NARROW_CHUNK if narrow else WIDE_CHUNK
-    chunk = _chunk_length(length, chunk_size, per_token)
-    S, z, segment = empty_state(q, v, normalize) if state is None else state
+    S, z, first = empty_state(q, v, normalize) if state is None else state
     values = v
     if normalize:
         # A value column of ones turns the denominator into one more output channel.
         values = torch.cat([v, v.new_ones(()).expand(*v.shape[:3], 1)], dim=3)
         S = torch.cat([S, z.unsqueeze(3)], dim=3)
-    masks = None if segments is None else document_masks(segments, segment, chunk, work)
-    queries, keys, values = (to_chunks(x, chunk, work) for x in (q, k, values))
-    if scale != 1.0 and not normalize:
-        queries = queries * scale
-    gates = to_chunks(decay, chunk, work) if per_token else decay
+        scale = 1.0  # cancels
     dtype = _operand_dtype(v.dtype, decay)
-    strengths = None if beta is None else to_chunks(beta, chunk, work)
+    rows = (q, k, values, decay, beta)
     if torch.compiler.is_compiling():
-        out, S = opaque_chunks(
-            queries, keys, values, gates, strengths, S, length, masks, dtype, normalize
-        )
-    elif strengths is None:
-        out, S = additive_chunks(queries, keys, values, gates, S, length, masks, dtype, normalize)
+        out, S = opaque_rows(*rows, S, segments, first, scale, chunk_size, dtype, normalize)
     else:
-        out, S = delta_chunks(queries, keys, values, gates, strengths, S, length, masks)
-    out = from_chunks(out, length)
+        chunks = cut(*rows, segments, first, scale, chunk_size, work)
+        if beta is None:
+            parts = (*chunks[:4], S, length, chunks.masks)
+            out, S = additive_chunks(*parts, dtype, normalize)
+        else:
+            out, S = delta_chunks(*chunks[:5], S, length, chunks.masks)
+        out = from_chunks(out, length)
     z = None
     if normalize:
         out = divide_or_zero(out[..., :value_width], out[..., value_width])
@@ -106,12 +101,3 @@ def _operand_dtype(inputs: torch.dtype, decay: Tensor | None) -> torch.dtype:
     if inputs == torch.bfloat16 and not learned_per_head:
         return inputs
     return work_dtype(inputs)
-
-
-def _chunk_length(length: int, chunk_size: int, per_token: bool) -> int:
-    """The chunk size, no longer than the row needs.
-
-    Decays that differ from token to token are handled by halving: a power of two, rounded up.
-    """
-    chunk = min(chunk_size, length)
-    return 1 << (chunk - 1).bit_length() if per_token else chunk

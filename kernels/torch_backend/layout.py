@@ -24,6 +24,17 @@ class DocumentMasks(NamedTuple):
     carry: Tensor  # [N, B, 1]: both states belong to the same document
 
 
+class Chunks(NamedTuple):
+    """A row cut into chunks, in the working type; decay per token and beta like queries."""
+
+    q: Tensor  # [N, B, H, C, K], times scale
+    k: Tensor  # [N, B, H, C, K]
+    v: Tensor  # [N, B, H, C, V]
+    decay: Tensor | None  # None, [H], [N, B, H, C] or [N, B, H, C, K]
+    beta: Tensor | None  # [N, B, H, C]
+    masks: DocumentMasks | None
+
+
 class Decayed(NamedTuple):
     """Rows and keys of all chunks with decays and document masks applied.
 
@@ -49,6 +60,40 @@ class DecayedGradients(NamedTuple):
     log_kept: Tensor | None  # [N * B * H, K]
 
 
+def cut(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    segments: Tensor | None,
+    first: Tensor | None,
+    scale: float,
+    chunk_size: int,
+    work: torch.dtype,
+) -> Chunks:
+    """Rows as in `linear_attention` in chunks of `chunk_size` tokens, or of what a row has.
+
+    Args:
+        first: [B], document of the incoming state, or None if it is that of the first token.
+        scale: multiplies the queries.
+        work: the working type.
+    """
+    per_token = decay is not None and decay.dim() > 1
+    chunk = min(chunk_size, q.shape[1])
+    if per_token:  # decays that differ from token to token are handled by halving
+        chunk = 1 << (chunk - 1).bit_length()
+    queries, keys, values = (to_chunks(x, chunk, work) for x in (q, k, v))
+    return Chunks(
+        queries if scale == 1.0 else queries * scale,
+        keys,
+        values,
+        to_chunks(decay, chunk, work) if per_token else decay,
+        None if beta is None else to_chunks(beta, chunk, work),
+        None if segments is None else document_masks(segments, first, chunk, work),
+    )
+
+
 def to_chunks(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
     """[B, T, H, ...] -> contiguous [N, B, H, C, ...]; the last chunk is padded with zeros."""
     length = x.shape[1]
@@ -60,8 +105,8 @@ def to_chunks(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
 
 
 def from_chunks(x: Tensor, length: int) -> Tensor:
-    """[N, B, H, C, V] -> [B, T, H, V] (a view where possible), padding dropped."""
-    return x.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
+    """[N, B, H, C, ...] -> [B, T, H, ...] (a view where possible), padding dropped."""
+    return x.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def document_masks(

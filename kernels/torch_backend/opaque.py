@@ -1,10 +1,10 @@
-"""The recurrences over chunks as one operator each way, for compilers to call instead of look into.
+"""The recurrences over rows as one operator each way, for compilers to call instead of look into.
 
 Their loops over halvings and chunks work in place. Unrolled into a compiler's graph of copies, they
 took torch.compile minutes per block and gained nothing over the products that they are made of; and
-each length would be a program of its own. The backward starts from the inputs again: what a
-compiled block keeps is then inputs and outputs only. Each operator spells out its tensors, because
-torch reads the schema of an operator from its signature.
+each number of chunks would be a program of its own. The backward starts from the inputs again: what
+a compiled block keeps is then inputs and outputs only. Each operator spells out its tensors,
+because torch reads the schema of an operator from its signature.
 """
 
 from typing import Any
@@ -14,53 +14,44 @@ from torch import Tensor
 
 from kernels.torch_backend.additive import AdditiveChunks
 from kernels.torch_backend.delta import DeltaChunks
-from kernels.torch_backend.layout import DocumentMasks
+from kernels.torch_backend.layout import Chunks, cut, from_chunks, to_chunks
 
 
-def opaque_chunks(
+@torch.library.custom_op("braid::rows", mutates_args=())
+def opaque_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
     beta: Tensor | None,
     initial: Tensor,
-    length: int,
-    masks: DocumentMasks | None,
+    segments: Tensor | None,
+    first: Tensor | None,
+    scale: float,
+    chunk_size: int,
     dtype: torch.dtype,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As `additive_chunks`, or with beta as `delta_chunks`."""
-    masks = (None,) * 4 if masks is None else masks
-    return _chunks(q, k, v, decay, beta, initial, *masks, length, dtype, normalize)
+    """Outputs [B, T, H, V] and final state, both in the working type.
+
+    Args:
+        q, k, v, decay, beta: as in `linear_attention`; v may have further columns.
+        initial: the incoming state [B, H, K, V], in the working type.
+        segments, first, scale, chunk_size: as in `cut`.
+        dtype, normalize: as in `additive_chunks`.
+    """
+    chunks = cut(q, k, v, decay, beta, segments, first, scale, chunk_size, initial.dtype)
+    _, (out, final) = _run(chunks, initial, q.shape[1], dtype, normalize, with_decay=False)
+    return from_chunks(out, q.shape[1]).contiguous(), final
 
 
-@torch.library.custom_op("braid::chunks", mutates_args=())
-def _chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    initial: Tensor,
-    same: Tensor | None,
-    reach_in: Tensor | None,
-    reach_out: Tensor | None,
-    carry: Tensor | None,
-    length: int,
-    dtype: torch.dtype,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    tensors = (q, k, v, decay, beta, initial, same, reach_in, reach_out, carry)
-    return _run(tensors, length, dtype, normalize, with_decay=False)[1]
+@opaque_rows.register_fake
+def _(q, k, v, decay, beta, initial, segments, first, scale, chunk_size, dtype, normalize):
+    return v.new_empty(v.shape, dtype=initial.dtype), initial.new_empty(initial.shape)
 
 
-@_chunks.register_fake
-def _(q, k, v, decay, beta, initial, same, reach_in, reach_out, carry, length, dtype, normalize):
-    return torch.empty_like(v), torch.empty_like(initial)
-
-
-@torch.library.custom_op("braid::chunks_backward", mutates_args=())
-def _chunks_backward(
+@torch.library.custom_op("braid::rows_backward", mutates_args=())
+def _rows_backward(
     d_out: Tensor,
     d_final: Tensor,
     q: Tensor,
@@ -69,25 +60,35 @@ def _chunks_backward(
     decay: Tensor | None,
     beta: Tensor | None,
     initial: Tensor,
-    same: Tensor | None,
-    reach_in: Tensor | None,
-    reach_out: Tensor | None,
-    carry: Tensor | None,
-    length: int,
+    segments: Tensor | None,
+    first: Tensor | None,
+    scale: float,
+    chunk_size: int,
     dtype: torch.dtype,
     normalize: bool,
     with_decay: bool,
 ) -> list[Tensor]:
     """Gradients of `_learned`, in that order."""
-    tensors = (q, k, v, decay, beta, initial, same, reach_in, reach_out, carry)
-    ctx, _ = _run(tensors, length, dtype, normalize, with_decay)
-    gradients = _function(beta).backward(ctx, d_out, d_final)
-    return [gradient for gradient in gradients if gradient is not None]
+    length, work = q.shape[1], initial.dtype
+    chunks = cut(q, k, v, decay, beta, segments, first, scale, chunk_size, work)
+    ctx, _ = _run(chunks, initial, length, dtype, normalize, with_decay)
+    d_chunks = to_chunks(d_out, chunks.q.shape[3], work)
+    gradients = _function(beta).backward(ctx, d_chunks, d_final)
+    d_q, *others = (gradient for gradient in gradients if gradient is not None)
+    learned = _learned(q, k, v, decay, beta, initial, with_decay)
+    return [
+        (from_chunks(gradient, length) if gradient.dim() > x.dim() else gradient)
+        .to(x.dtype)
+        .contiguous()
+        for gradient, x in zip(
+            (d_q * scale, *others), (x for x in learned if x is not None), strict=True
+        )
+    ]
 
 
-@_chunks_backward.register_fake
+@_rows_backward.register_fake
 def _(
-    d_out, d_final, q, k, v, decay, beta, initial, same, reach_in, reach_out, carry, length, dtype,
+    d_out, d_final, q, k, v, decay, beta, initial, segments, first, scale, chunk_size, dtype,
     normalize, with_decay,
 ):  # fmt: skip
     learned = _learned(q, k, v, decay, beta, initial, with_decay)
@@ -95,18 +96,18 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:10])
-    ctx.options = inputs[10:]
+    ctx.save_for_backward(*inputs[:8])
+    ctx.options = inputs[8:]
 
 
 def _backward(ctx: Any, d_out: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
     with_decay = ctx.saved_tensors[3] is not None and ctx.needs_input_grad[3]
-    gradients = iter(_chunks_backward(d_out, d_final, *ctx.saved_tensors, *ctx.options, with_decay))
+    gradients = iter(_rows_backward(d_out, d_final, *ctx.saved_tensors, *ctx.options, with_decay))
     learned = _learned(*ctx.saved_tensors[:6], with_decay)
-    return *(None if x is None else next(gradients) for x in learned), *(None,) * 7
+    return *(None if x is None else next(gradients) for x in learned), *(None,) * 6
 
 
-_chunks.register_autograd(_backward, setup_context=_setup)
+opaque_rows.register_autograd(_backward, setup_context=_setup)
 
 
 class _Context:
@@ -133,15 +134,17 @@ def _function(beta: Tensor | None) -> type[torch.autograd.Function]:
 
 
 def _run(
-    tensors: tuple[Tensor | None, ...],
+    chunks: Chunks,
+    initial: Tensor,
     length: int,
     dtype: torch.dtype,
     normalize: bool,
     with_decay: bool,
 ) -> tuple[_Context, tuple[Tensor, Tensor]]:
-    """Forward of the ten tensors that the operators take; also what its backward needs."""
+    """Outputs of the chunks and the final state; also what their backward needs."""
     ctx = _Context(with_decay)
-    q, k, v, decay, beta, initial, *masks = tensors
+    q, k, v, decay, beta, masks = chunks
+    masks = (None,) * 4 if masks is None else masks
     if beta is None:
         arguments = (q, k, v, decay, initial, length, dtype, normalize, *masks)
     else:

@@ -47,7 +47,7 @@ def forward(
     shape = (batch, heads, key_width, value_width)
     initial = p.q.new_zeros(shape, **work) if S is None else S.contiguous()
     final = torch.empty_like(initial)
-    states = p.q.new_empty(p.rows, p.num_chunks, key_width, value_width, **work)
+    states = p.q.new_empty(p.rows * p.num_chunks, key_width, value_width, **work)
     errors, writes = (p.v.new_empty(p.v.shape, **work) for _ in range(2))
     options = p.options("delta_states")
     p.launch(
@@ -77,8 +77,8 @@ def backward(
     """(d_q, d_k, d_v, d_decay, d_beta, gradient of the incoming S).
 
     errors, writes: [B, T, H, V], v minus what keys read, and beta times that.
-    corrections, weights: [B * H, tiles, TILE, TILE], of keys for keys and of keys for queries.
-    states: [B * H, chunks, K, V], before each chunk.
+    corrections, weights: [B * H * tiles, TILE, TILE], of keys for keys and of keys for queries.
+    states: [B * H * chunks, K, V], before each chunk.
     """
     batch, length, heads, key_width = p.q.shape
     value_width = p.v.shape[3]

@@ -37,7 +37,7 @@ def _(q, k, v, decay, beta, segments, S, first, scale, chunk_tiles):
     rows, value_width = batch * heads, v.shape[3]
     tiles = -(-length // TILE_TOKENS)
     chunks = -(-tiles // chunk_tiles)
-    pairs = (rows, tiles, TILE_TOKENS, TILE_TOKENS)
+    pairs = (rows * tiles, TILE_TOKENS, TILE_TOKENS)
     work = {"dtype": torch.float32}
     return (
         v.new_empty(v.shape),
@@ -46,7 +46,7 @@ def _(q, k, v, decay, beta, segments, S, first, scale, chunk_tiles):
         v.new_empty(v.shape, **work),
         q.new_empty(*pairs, **work),
         q.new_empty(*pairs, **work),
-        q.new_empty(rows, chunks, key_width, value_width, **work),
+        q.new_empty(rows * chunks, key_width, value_width, **work),
     )
 
 

@@ -121,8 +121,8 @@ class Problem:
         return self.segments, self.first, self.segments.stride()
 
     def pairs(self, dtype: torch.dtype) -> Tensor:
-        """A new tensor for a number of every two tokens of a tile, [rows, tiles, TILE, TILE]."""
-        return self.q.new_empty(self.rows, self.tiles, TILE_TOKENS, TILE_TOKENS, dtype=dtype)
+        """A new tensor for a number of every two tokens of a tile, [rows * tiles, TILE, TILE]."""
+        return self.q.new_empty(self.rows * self.tiles, TILE_TOKENS, TILE_TOKENS, dtype=dtype)
 
     def constants(self) -> dict:
         dtype, precision = self.operands
@@ -168,7 +168,7 @@ def forward(
     value_width = p.v.shape[3]
     new = p.q.new_empty
     dtype, _ = p.operands
-    totals = new(p.rows, p.num_chunks, p.decay_channels, dtype=torch.float32)
+    totals = new(p.rows * p.num_chunks, p.decay_channels, dtype=torch.float32)
     added, added_sums = _chunk_states(p, p.k, p.v, None, totals, backward=False)
     chunk_starts, final = _scan(p, added, totals, S, (batch, heads, key_width, value_width), dtype)
     sums, final_z = new(0, dtype=torch.float32), new(0, dtype=torch.float32)
@@ -301,19 +301,18 @@ def _of_tokens(weights: Tensor | None, stand_in: Tensor) -> tuple[Tensor, tuple[
 def _chunk_states(
     p: Problem, x: Tensor, y: Tensor, weights: Tensor | None, totals: Tensor, backward: bool
 ) -> tuple[Tensor, Tensor]:
-    """[B * H, chunks, K, V] and [B * H, chunks, K]: forwards of keys, backwards of queries."""
+    """[B * H * chunks, K, V] and [B * H * chunks, K]: forwards of keys, backwards of queries."""
     key_width, value_width = p.q.shape[3], p.v.shape[3]
-    states_ = p.q.new_empty(p.rows, p.num_chunks, key_width, value_width, dtype=torch.float32)
-    sums = p.q.new_empty(
-        (p.rows, p.num_chunks, key_width) if p.normalize else 0, dtype=torch.float32
-    )
+    chunks = p.rows * p.num_chunks  # one axis: a compiler makes a program of its own for sizes of 1
+    states_ = p.q.new_empty(chunks, key_width, value_width, dtype=torch.float32)
+    sums = p.q.new_empty((chunks, key_width) if p.normalize else 0, dtype=torch.float32)
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
     weights, weight_strides = _of_tokens(weights, p.q)
     options = p.options("chunk_states")
     programs = triton.cdiv(key_width, options["BK"]) * triton.cdiv(value_width, options["BV"])
     p.launch(
-        states.chunk_states, p.rows * p.num_chunks * programs,
+        states.chunk_states, chunks * programs,
         x, y, decay, segments, first, weights, states_, sums, totals,
         *x.stride()[:3], *y.stride()[:3], *decay_strides, *segment_strides, *weight_strides,
         *p.lengths(), BACKWARD=backward, NORMALIZE=p.normalize, **p.constants(), **options,

@@ -79,7 +79,8 @@ def additive_forward(
 def _(q, k, v, decay, segments, S, z, first, scale, normalize, precise, chunk_tiles):
     batch, length, heads, key_width = q.shape
     chunks = -(-length // (TILE_TOKENS * chunk_tiles))
-    rows, value_width = batch * heads, v.shape[3]
+    value_width = v.shape[3]
+    states = batch * heads * chunks
     dtype, _ = operand_types(v.dtype, precise)
     channels = key_width if decay is not None and decay.dim() == 4 else 1
 
@@ -91,9 +92,9 @@ def _(q, k, v, decay, segments, S, z, first, scale, normalize, precise, chunk_ti
         new(batch, heads, key_width, value_width),
         new(batch, heads, key_width) if normalize else new(0),
         new(batch, length, heads) if normalize else new(0),
-        new(rows, chunks, key_width, value_width, dtype=dtype),
-        new(rows, chunks, key_width) if normalize else new(0),
-        new(rows, chunks, channels),
+        new(states, key_width, value_width, dtype=dtype),
+        new(states, key_width) if normalize else new(0),
+        new(states, channels),
     )
 
 

@@ -88,18 +88,19 @@ class LinearMixer(nn.Module):
             normalize=self.settings.normalize,
             segments=info.segments,
             state=state.recurrence if state else None,
+            backend=info.kernels,
         )
         kept = LinearMixerState(recurrence, conv_q, conv_k, conv_v) if keep_state else None
-        return self.out(self._gate(y, x)), kept
+        return self.out(self._gate(y, x, info)), kept
 
-    def _gate(self, y: Tensor, x: Tensor) -> Tensor:
+    def _gate(self, y: Tensor, x: Tensor, info: SequenceInfo) -> Tensor:
         """[B, T, H, V] -> [B, T, H * V]: the norm of each head, and the output gate."""
         if self.gate is None:
             return (y if self.norm is None else self.norm(y)).flatten(-2)
         gate, activation = self.gate(x), self.settings.output_gate
         if self.norm is None:
             return y.flatten(-2) * (F.silu(gate) if activation == "swish" else gate.sigmoid())
-        return gated_norm(y, self.norm.weight, gate, activation, self.norm.eps)
+        return gated_norm(y, self.norm.weight, gate, activation, self.norm.eps, info.kernels)
 
     def _project(
         self,
@@ -112,7 +113,7 @@ class LinearMixer(nn.Module):
     ) -> tuple[Tensor, ConvState | None]:
         y, kept = projection(x), None
         if conv is not None:
-            y, kept = conv(y, info.segments, state, keep_state)
+            y, kept = conv(y, info.segments, state, keep_state, info.kernels)
         return y.unflatten(-1, (self.heads, -1)), kept
 
     def kernel_shape(self) -> tuple[str, int, int, bool]:

@@ -66,8 +66,9 @@ class SoftmaxMixer(nn.Module):
         q, k, v = self.q(x), self.k(x), self.v(x)
         conv_k = conv_v = None
         if self.conv_k is not None:
-            k, conv_k = self.conv_k(k, info.segments, state and state.conv_k, keep_state)
-            v, conv_v = self.conv_v(v, info.segments, state and state.conv_v, keep_state)
+            k_state, v_state = (state.conv_k, state.conv_v) if state else (None, None)
+            k, conv_k = self.conv_k(k, info.segments, k_state, keep_state, info.kernels)
+            v, conv_v = self.conv_v(v, info.segments, v_state, keep_state, info.kernels)
         q = q.unflatten(-1, (self.heads, self.head_dim))
         k, v = (x.unflatten(-1, (self.kv_heads, self.head_dim)) for x in (k, v))
         if self.rope_base is not None:

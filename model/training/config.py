@@ -122,7 +122,7 @@ ScheduleSettings = Annotated[WSDSettings | CosineSettings, Field(discriminator="
 class TrainerSettings(Settings):
     """How long and in what portions to train, and what to keep."""
 
-    before: ClassVar = {"minutes": None, "sample_tokens": 300, "plots": True}
+    before: ClassVar = {"minutes": None, "kernels": "auto", "sample_tokens": 300, "plots": True}
 
     tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
     minutes: Positive | None = Field(
@@ -139,6 +139,9 @@ class TrainerSettings(Settings):
     )
     compile: Literal["auto", "on", "off"] = Field(
         description="torch.compile of the blocks; auto: on for CUDA, off for CPU"
+    )
+    kernels: Literal["auto", "triton", "torch"] = Field(
+        description="of recurrences, short convolutions and gated norms; auto: triton on GPUs"
     )
     clip_grad_norm: ClipNorm | None
     z_loss: Fraction

@@ -3,6 +3,9 @@
 import torch
 
 from kernels.check import KernelError, check_model_kernels
+from kernels.convolution import MOST_TAPS
+from kernels.triton.blocks import MOST_DELTA_KEYS
+from kernels.triton_backend import unavailable
 from model.layers import ShortConv
 from model.mixers.linear import LinearMixer
 from model.network import LanguageModel
@@ -11,13 +14,13 @@ from model.network import LanguageModel
 def check_kernels(model: LanguageModel, precision: str, device: torch.device) -> None:
     """Compares the Triton kernels that `model` will launch with float64.
 
-    Takes seconds, and compiles what training needs anyway. Does nothing on a CPU, whose backend is
-    plain PyTorch.
+    Takes seconds, and compiles what training needs anyway. Does nothing where plain PyTorch runs:
+    on a CPU, or when that is asked for.
 
     Raises:
         SystemExit: they do not; with what is wrong, and what to do.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or model.kernels == "torch":
         return
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
     mixers = {m.kernel_shape() for m in model.modules() if isinstance(m, LinearMixer)}
@@ -31,3 +34,30 @@ def check_kernels(model: LanguageModel, precision: str, device: torch.device) ->
         check_model_kernels(mixers, dtype, str(device), layers)
     except KernelError as error:
         raise SystemExit(f"Error: {error}") from error
+
+
+def check_choice(model: LanguageModel, kernels: str, device: torch.device) -> None:
+    """Whether `trainer.kernels` can be had for this model on this device.
+
+    Raises:
+        ValueError: it cannot; with the reason, and what to type.
+    """
+    if kernels != "triton":
+        return
+    reasons = []
+    if unavailable(device.type) is not None:
+        reasons.append(f"Triton cannot run here on {device.type!r}")
+    for module in model.modules():
+        if isinstance(module, LinearMixer):
+            family, keys, *_ = module.kernel_shape()
+            if family.startswith("delta") and keys > MOST_DELTA_KEYS:
+                reasons.append(
+                    f"write=delta has kernels for at most {MOST_DELTA_KEYS} key channels of a "
+                    f"head, and here they are {keys}"
+                )
+        elif isinstance(module, ShortConv) and module.width > MOST_TAPS:
+            reasons.append(
+                f"conv_width has kernels up to {MOST_TAPS}, and here it is {module.width}"
+            )
+    if reasons:
+        raise ValueError(f"trainer.kernels=triton: {reasons[0]}; use trainer.kernels=auto")

@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
             r.layer.name, _name(r.dtype), str(r.length), r.layer.shape, r.tensor,
             f"{r.error:.1e}", f"{r.budget:.0e}", "" if r.passed else "MISSED",
         )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     console.print(layer_table)
     results += layers

@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
             )  # fmt: skip
             if not r.fits:
                 failures.append(f"{target}: {row.kernel} needs {r.shared_bytes} bytes of shared")
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 180).print(table)
     for failure in failures:
         print(f"Error: {failure} memory, more than a multiprocessor has", file=sys.stderr)
     return 1 if failures else 0

@@ -59,7 +59,7 @@ def _padded(width: int) -> int:
 
 
 MOST_STEPS = 16  # tokens that are decoded one after another; longer rows are chunked
-_STATE_OF_A_PROGRAM = 8192  # float32 numbers: 64 registers of each thread of four warps
+_STATE_OF_A_PROGRAM = 4096  # float32 numbers: 32 registers of each thread of four warps
 
 
 def decode_options(key_width: int, value_width: int) -> dict[str, int]:

@@ -95,9 +95,10 @@ class ShortConv(nn.Module):
         numbers = x_btd.new_full((batch, past), -1, dtype=torch.int64)
         if state is not None:
             inputs, numbers = state.inputs.to(x_btd.dtype), state.segments
-        inputs = torch.cat((inputs, x_btd), dim=1)[:, length:]
-        numbers = torch.cat((numbers, segments.to(torch.int64)), dim=1)[:, length:]
-        return ConvState(inputs.clone(), numbers.clone())
+        start = max(length - past, 0)  # no copy of a long prompt
+        inputs = torch.cat((inputs, x_btd[:, start:]), dim=1)
+        numbers = torch.cat((numbers, segments[:, start:].to(torch.int64)), dim=1)
+        return ConvState(inputs[:, length - start :], numbers[:, length - start :])
 
     def layer_shapes(self) -> set[tuple[str, int, int, bool]]:
         """{("short_conv", channels, taps, silu)}: what selects the kernels; empty without any."""

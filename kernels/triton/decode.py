@@ -12,8 +12,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.blocks import decode_options
-from kernels.triton.device import CHANNEL, HEAD, NONE, VARYING, load_channels, load_state, place
-from kernels.triton.launch import Problem
+from kernels.triton.device import (
+    CHANNEL,
+    NONE,
+    VARYING,
+    load_channels,
+    load_state,
+    place,
+    store_rows,
+)
+from kernels.triton.launch import Problem, state_or_zeros
 
 
 def launch_decode(
@@ -27,11 +35,8 @@ def launch_decode(
     value_width = p.v.shape[3]
     new = p.q.new_empty
     shape = (batch, heads, key_width, value_width)
-    S = p.q.new_zeros(shape, dtype=torch.float32) if S is None else S.contiguous()
-    if not p.normalize:
-        z = S  # a stand-in
-    elif z is None:
-        z = p.q.new_zeros(shape[:3], dtype=torch.float32)
+    S = state_or_zeros(p, S, shape)
+    z = state_or_zeros(p, z, shape[:3]) if p.normalize else S  # S: a stand-in
     o = torch.empty_like(p.v, memory_format=torch.contiguous_format)
     final = torch.empty_like(S)
     final_z = new(shape[:3] if p.normalize else 0, dtype=torch.float32)
@@ -41,7 +46,7 @@ def launch_decode(
     options = decode_options(key_width, value_width)
     p.launch(
         decode, p.rows * triton.cdiv(value_width, options["BV"]),
-        p.q, p.k, p.v, decay, strengths, segments, first, S, z.contiguous(), o, final, final_z,
+        p.q, p.k, p.v, decay, strengths, segments, first, S, z, o, final, final_z,
         *p.q.stride()[:3], *p.k.stride()[:3], *p.v.stride()[:3], *decay_strides, *beta_strides,
         *segment_strides, p.scale, length, heads,
         FAMILY=p.family, DELTA=beta is not None, NORMALIZE=p.normalize,
@@ -87,10 +92,7 @@ def decode(
             if FAMILY == CHANNEL:
                 kept = tl.exp(load_channels(decay + t * decay_st, keys, K))
                 state *= kept[:, None]
-            elif FAMILY == HEAD:
-                kept = tl.exp(tl.load(decay))
-                state *= kept
-            else:
+            else:  # of a head, its stride over tokens is 0
                 kept = tl.exp(tl.load(decay + t * decay_st))
                 state *= kept
             if NORMALIZE:
@@ -112,7 +114,6 @@ def decode(
         else:
             out *= scale
         tl.store(o + t * heads * V + values, out.to(o.dtype.element_ty), mask=values < V)
-    inside = (keys[:, None] < K) & (values[None, :] < V)
-    tl.store(final + row * K * V + keys[:, None] * V + values[None, :], state, mask=inside)
+    store_rows(final + row * K * V, V, keys, values, K, state, V)
     if NORMALIZE:
         tl.store(final_z + row * K + keys, sums, mask=(keys < K) & (value_block == 0))

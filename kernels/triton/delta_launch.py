@@ -18,6 +18,7 @@ from kernels.triton.launch import (
     launch_outputs,
     operand_types,
     rows_contiguous,
+    state_or_zeros,
 )
 
 
@@ -32,7 +33,7 @@ def forward(
     constants = p.constants()
     work = {"dtype": torch.float32}
 
-    corrections = p.pairs(torch.float32)
+    corrections = p.pairs()
     options = p.options("corrections")
     del options["BV"]
     of_keys = {name: value for name, value in constants.items() if name != "V"}
@@ -44,8 +45,7 @@ def forward(
         EXACT=exact, **of_keys, **options,
     )  # fmt: skip
 
-    shape = (batch, heads, key_width, value_width)
-    initial = p.q.new_zeros(shape, **work) if S is None else S.contiguous()
+    initial = state_or_zeros(p, S, (batch, heads, key_width, value_width))
     final = torch.empty_like(initial)
     states = p.q.new_empty(p.rows * p.num_chunks, key_width, value_width, **work)
     errors, writes = (p.v.new_empty(p.v.shape, **work) for _ in range(2))
@@ -85,8 +85,7 @@ def backward(
     d_o = rows_contiguous(d_o)
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
-    shape = (batch, heads, key_width, value_width)
-    d_final = p.q.new_zeros(shape, dtype=torch.float32) if d_S is None else d_S.contiguous()
+    d_final = state_or_zeros(p, d_S, (batch, heads, key_width, value_width))
     d_initial = torch.empty_like(d_final)
     d_states = torch.empty_like(states)
     d_v = p.v.new_empty(p.v.shape, dtype=torch.float32)

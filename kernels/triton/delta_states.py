@@ -26,6 +26,7 @@ from kernels.triton.device import (
     dot,
     load_rows,
     load_state,
+    load_tile,
     load_tokens,
     place,
     reach_in,
@@ -217,13 +218,6 @@ def token_decay_after(decay, stride, start, length, FAMILY: tl.constexpr):
         return 1.0
     else:
         return tl.exp(decay_after(decay, stride, start, None, length, FAMILY, 1))
-
-
-@triton.jit
-def load_tile(base, number):
-    """The matrix [TILE, TILE] of one tile."""
-    index = tl.arange(0, TILE)
-    return tl.load(base + number * TILE * TILE + index[:, None] * TILE + index[None, :])
 
 
 @triton.jit

@@ -90,6 +90,21 @@ def load_tokens(base, stride, start, length):
 
 
 @triton.jit
+def load_tile(base, number):
+    """[TILE, TILE] of the pairs of tile `number`, counted over all rows."""
+    index = tl.arange(0, TILE)
+    return tl.load(base + number * TILE * TILE + index[:, None] * TILE + index[None, :])
+
+
+@triton.jit
+def store_tile(base, number, pairs):
+    """The counterpart of `load_tile`; casts to the type stored."""
+    index = tl.arange(0, TILE)
+    at = number * TILE * TILE + index[:, None] * TILE + index[None, :]
+    tl.store(base + at, pairs.to(base.dtype.element_ty))
+
+
+@triton.jit
 def load_state(base, keys, values, K: tl.constexpr, V: tl.constexpr):
     """[keys, values] block of a contiguous state [K, V], float32."""
     inside = (keys[:, None] < K) & (values[None, :] < V)
@@ -114,7 +129,7 @@ def decay_before(decay, stride, start, keys, length, FAMILY: tl.constexpr, K: tl
     elif FAMILY == HEAD:
         return (tl.load(decay) * (index + 1))[:, None]
     elif FAMILY == TOKEN:
-        rates = tl.load(decay + rows.to(tl.int64) * stride, mask=rows < length, other=0.0)
+        rates = load_tokens(decay, stride, start, length)
         return tl.cumsum(rates, 0)[:, None]
     else:
         return tl.cumsum(load_rows(decay, stride, rows, keys, length, K), 0)
@@ -147,7 +162,7 @@ def decay_whole(decay, stride, start, keys, length, FAMILY: tl.constexpr, K: tl.
     elif FAMILY == HEAD:
         return tl.load(decay) * tl.minimum(length - start, TILE) + tl.zeros((1,), tl.float32)
     elif FAMILY == TOKEN:
-        rates = tl.load(decay + rows.to(tl.int64) * stride, mask=rows < length, other=0.0)
+        rates = load_tokens(decay, stride, start, length)
         return tl.sum(rates, 0) + tl.zeros((1,), tl.float32)
     else:
         return tl.sum(load_rows(decay, stride, rows, keys, length, K), 0)
@@ -245,9 +260,7 @@ def pass_tile(
     state = add_dot(state * kept[:, None], tl.trans(left), right, OPERAND, PRECISION)
     if NORMALIZE:
         if BACKWARD:
-            weight = tl.load(
-                weights + rows.to(tl.int64) * weights_stride, mask=rows < length, other=0.0
-            )
+            weight = load_tokens(weights, weights_stride, start, length)
             sums = sums * kept + tl.sum(left * weight[:, None], 0)
         else:
             sums = sums * kept + tl.sum(left, 0)

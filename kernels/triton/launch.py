@@ -120,9 +120,10 @@ class Problem:
             return self.q, self.q, (0, 0)
         return self.segments, self.first, self.segments.stride()
 
-    def pairs(self, dtype: torch.dtype) -> Tensor:
-        """A new tensor for a number of every two tokens of a tile, [rows * tiles, TILE, TILE]."""
-        return self.q.new_empty(self.rows * self.tiles, TILE_TOKENS, TILE_TOKENS, dtype=dtype)
+    def pairs(self) -> Tensor:
+        """New, float32: a number of every two tokens of a tile, [rows * tiles, TILE, TILE]."""
+        shape = (self.rows * self.tiles, TILE_TOKENS, TILE_TOKENS)
+        return self.q.new_empty(shape, dtype=torch.float32)
 
     def constants(self) -> dict:
         dtype, precision = self.operands
@@ -158,6 +159,11 @@ class Problem:
 def rows_contiguous(x: Tensor) -> Tensor:
     """x with neighbouring channels next to each other; other axes may have any strides."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def state_or_zeros(p: Problem, state: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """A state, or the gradient of one, contiguous; where there is none, zeros [*shape], float32."""
+    return p.q.new_zeros(shape, dtype=torch.float32) if state is None else state.contiguous()
 
 
 def forward(
@@ -235,7 +241,7 @@ def launch_outputs(p: Problem, chunk_starts: Tensor, sums: Tensor) -> tuple[Tens
     # The gradient of a denominator is a difference from the mean value: o must not be rounded.
     o = new(p.v.shape, dtype=torch.float32 if p.normalize else p.q.dtype)
     denominators = new((batch, length, heads) if p.normalize else 0, dtype=torch.float32)
-    weights = p.pairs(torch.float32) if p.delta else new(0)
+    weights = p.pairs() if p.delta else new(0)
     decay, decay_strides = p.gates()
     segments, first, segment_strides = p.documents()
     options = p.options("delta_outputs" if p.delta else "outputs")
@@ -330,7 +336,7 @@ def _scan(
     backward: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(states at the chunks' borders in `dtype`, what comes out at the end, float32)."""
-    initial = added.new_zeros(shape) if initial is None else initial.contiguous()
+    initial = state_or_zeros(p, initial, shape)
     final = torch.empty_like(initial)
     at_chunks = torch.empty_like(added, dtype=dtype)
     segments, first, segment_strides = p.documents()

@@ -15,6 +15,7 @@ from kernels.triton.device import (
     place,
     reach_in,
     store_rows,
+    store_tile,
 )
 from kernels.triton.scores import scores
 
@@ -31,7 +32,7 @@ def outputs(
 ):  # fmt: skip
     """o [B, T, H, V], contiguous, and with NORMALIZE the denominators [B, T, H].
 
-    With KEEP_WEIGHTS also the weights of every tile's pairs, [B * H, tiles, TILE, TILE].
+    With KEEP_WEIGHTS also the weights of every tile's pairs, [B * H * tiles, TILE, TILE].
     """
     VALUE_BLOCKS: tl.constexpr = (V + BV - 1) // BV
     tiles = tl.cdiv(length, TILE)
@@ -53,9 +54,7 @@ def outputs(
     result = dot(weights, load_rows(v, v_st, rows, values, length, V), OPERAND, PRECISION)
     denominator = tl.sum(weights, 1)
     if KEEP_WEIGHTS and value_block == 0:
-        index = tl.arange(0, TILE)
-        pairs = (row * tiles + tile) * TILE * TILE + index[:, None] * TILE + index[None, :]
-        tl.store(kept_weights + pairs, weights.to(kept_weights.dtype.element_ty))
+        store_tile(kept_weights, row * tiles + tile, weights)
 
     reach = reach_in(segments, segments_st, first, start, length, SEGMENTS) * scale
     chunk = tile // chunk_tiles

@@ -15,6 +15,7 @@ from kernels.triton.device import (
     TILE,
     dot,
     load_rows,
+    load_tokens,
     visible,
 )  # fmt: skip
 
@@ -55,8 +56,7 @@ def token_weights(decay, decay_stride, start, length, FAMILY: tl.constexpr):
         spans = tl.load(decay) * (index[:, None] - index[None, :])
     else:
         # A sum of its own for every key: differences of one running sum would lose digits.
-        rows = start + index
-        rates = tl.load(decay + rows.to(tl.int64) * decay_stride, mask=rows < length, other=0.0)
+        rates = load_tokens(decay, decay_stride, start, length)
         spans = tl.cumsum(tl.where(index[:, None] > index[None, :], rates[:, None], 0.0), 0)
     return tl.exp(tl.where(index[:, None] >= index[None, :], spans, float("-inf")))
 

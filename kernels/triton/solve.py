@@ -13,7 +13,7 @@ For unit keys and beta from 0 to 2 no element of X exceeds 1. (Yang et al., 2024
 import triton
 import triton.language as tl
 
-from kernels.triton.device import TILE, VARYING, load_tokens, place
+from kernels.triton.device import TILE, VARYING, load_tokens, place, store_tile
 from kernels.triton.scores import differ, scores
 
 SMALL = tl.constexpr(16)  # the smallest side of a product
@@ -29,7 +29,7 @@ def corrections(
     OPERAND: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
     K: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """X of every tile, [B * H, tiles, TILE, TILE]."""
+    """X of every tile, [B * H * tiles, TILE, TILE]."""
     tiles = tl.cdiv(length, TILE)
     _, tile, row, batch, head = place(1, tiles, heads)
     k += batch * k_sb + head * k_sh
@@ -45,9 +45,7 @@ def corrections(
     )  # fmt: skip
     lower = tl.where(index[:, None] > index[None, :], lower, 0.0)
     solved = solve(lower, load_tokens(beta, beta_st, start, length), EXACT)
-    pairs = index[:, None] * TILE + index[None, :]
-    at = (row * tiles + tile) * TILE * TILE
-    tl.store(corrections_ + at + pairs, solved.to(corrections_.dtype.element_ty))
+    store_tile(corrections_, row * tiles + tile, solved)
 
 
 @triton.jit

@@ -32,6 +32,7 @@ from kernels.problems import (
     outputs_and_gradients,
     query_gradient_of_numerators,
     relative_error,
+    worst_of,
 )
 from kernels.triton_backend import refusal
 
@@ -129,8 +130,7 @@ def check(case: Case, device: str) -> Result:
         name: relative_error(actual[name], expected, floors.get(name, 1e-9))
         for name, expected in exact.items()
     }
-    worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-    return Result(case, backend, worst, errors[worst])
+    return Result(case, backend, *worst_of(errors))
 
 
 def _floors(problem: Problem) -> dict[str, float]:

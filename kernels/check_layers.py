@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.convolution import short_conv
 from kernels.norms import gated_norm
-from kernels.problems import relative_error
+from kernels.problems import relative_error, worst_of
 
 BUDGETS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 _EPS = 1e-6
@@ -73,8 +73,7 @@ def check_layer(
     """
     options = {"with_state": with_state} if layer.name == "short_conv" else {}
     errors = layer_errors(layer, dtype, length, device, **options)
-    worst = max(errors, key=lambda name: (errors[name] != errors[name], errors[name]))
-    return LayerResult(layer, dtype, length, worst, errors[worst])
+    return LayerResult(layer, dtype, length, *worst_of(errors))
 
 
 def layer_errors(

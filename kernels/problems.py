@@ -187,6 +187,11 @@ def relative_error(actual: Tensor, expected: Tensor, floor: float = 1e-9) -> flo
     return (difference / expected.double().norm().clamp(min=floor)).item()
 
 
+def worst_of(errors: dict[str, float]) -> tuple[str, float]:
+    """The name with the largest error, and that error; NaN counts as the largest."""
+    return max(errors.items(), key=lambda item: (item[1] != item[1], item[1]))
+
+
 def query_gradient_of_numerators(problem: Problem, with_state: bool = True) -> Tensor:
     """Gradient of the queries if the denominators were constants.
 

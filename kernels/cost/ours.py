@@ -213,16 +213,13 @@ def _value_gradients(shape: Shape) -> Kernel:
 def _key_query_gradients(shape: Shape) -> Kernel:
     plan = Plan(shape, "key_query_gradients")
     keys, values = plan.key_blocks, plan.value_blocks
-    channel = shape.decay == "channel"
     # A product per level serves queries and keys; otherwise each has its own, and the gradient
     # of a scalar decay the scores once more.
     scores = {"none": 2, "head": 2, "scalar": 3, "channel": LEVELS}[shape.decay]
-    numbers = {"none": 0, "head": 0, "scalar": keys, "channel": shape.key_width}[shape.decay]
-    name = "d decay" if channel else "d decay, parts"
-    decay_gradient = access(name, plan.tokens * numbers, FLOAT32)
+    d_decay = written_decay_gradient(plan)
     # The scores' gradient comes before the exchange with states: v, do and decays are loaded for
     # both, and a decay's gradient loads q and k again at the end.
-    again = 2 if numbers else 1
+    again = 2 if d_decay else 1
     return Kernel(
         "key_query_gradients",
         "backward",
@@ -240,7 +237,7 @@ def _key_query_gradients(shape: Shape) -> Kernel:
             *plan.key_sums("key sum gradients at ends", times_per_tile=values),
             *plan.denominator_gradient(own=keys, after=keys * values),
         ),
-        writes=(plan.keys("dq"), plan.keys("dk"), *([decay_gradient] if numbers else [])),
+        writes=(plan.keys("dq"), plan.keys("dk"), *d_decay),
         vector_ops=gradient_ops(plan)
         + 2 * plan.weigh(plan.tokens)
         + plan.rebuild(plan.before)
@@ -252,6 +249,15 @@ def _key_query_gradients(shape: Shape) -> Kernel:
             + _decay_products(plan)
         ),
     )
+
+
+def written_decay_gradient(plan: Plan) -> tuple[Access, ...]:
+    """What the gradients' kernel writes for decays of tokens: parts if they are one per token."""
+    if plan.shape.decay == "scalar":
+        return (access("d decay, parts", plan.tokens * plan.key_blocks, FLOAT32),)
+    if plan.shape.decay == "channel":
+        return (access("d decay", plan.tokens * plan.shape.key_width, FLOAT32),)
+    return ()
 
 
 def gradient_ops(plan: Plan) -> float:
@@ -286,7 +292,7 @@ def decay_gradients(shape: Shape, kernel: KernelName = "key_query_gradients") ->
     return Kernel(
         "sum of d decay",
         "backward",
-        reads=(access("d decay, parts", plan.tokens * plan.key_blocks, FLOAT32),),
+        reads=written_decay_gradient(plan),
         writes=(access("d decay", plan.tokens, FLOAT32),),
         vector_ops=float(plan.tokens * plan.key_blocks),
     )

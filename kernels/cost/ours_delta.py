@@ -6,7 +6,7 @@ place of values. What the step of one tile loads twice counts once in `requested
 """
 
 from kernels.cost.accounting import FLOAT32, Access, Kernel, Shape, access
-from kernels.cost.ours import decay_gradients, gradient_ops, outputs
+from kernels.cost.ours import decay_gradients, gradient_ops, outputs, written_decay_gradient
 from kernels.cost.plan import LEVELS, Plan
 
 # Products that solve a tile's system from blocks of 2 rows on: four blocks of 16 x 16 at once in
@@ -121,17 +121,14 @@ def _key_query_gradients(shape: Shape) -> Kernel:
     plan = Plan(shape, "delta_key_query_gradients")
     keys, values = plan.key_blocks, plan.value_blocks
     channel = shape.decay == "channel"
-    numbers = {"none": 0, "head": 0, "scalar": keys, "channel": shape.key_width}[shape.decay]
-    again = 1 if numbers else 0
+    d_decay = written_decay_gradient(plan)
+    again = 1 if d_decay else 0
     # Products inside the tile, by how many of their operands are inputs. A decay per channel weighs
     # both beforehand, but multiplies zeros and ones for its gradient.
     across = plan.within_tiles(shape.key_width)
     none, one = (2 * LEVELS, 2 * LEVELS + 1) if channel else (0, 3)
     both = 2 if shape.decay == "scalar" else 0
-    through = 2.0 * plan.tiles * shape.key_width * shape.value_width if numbers else 0.0
-    decay_gradient = access(
-        "d decay" if channel else "d decay, parts", plan.tokens * numbers, FLOAT32
-    )
+    through = 2.0 * plan.tiles * shape.key_width * shape.value_width if d_decay else 0.0
     return Kernel(
         "key_query_gradients",
         "backward",
@@ -147,7 +144,7 @@ def _key_query_gradients(shape: Shape) -> Kernel:
             plan.states("states at starts", shape.operand_bytes, per_tile=True),
             plan.states("state gradients at ends", shape.operand_bytes, per_tile=True),
         ),
-        writes=(plan.keys("dq"), plan.keys("dk"), *([decay_gradient] if numbers else [])),
+        writes=(plan.keys("dq"), plan.keys("dk"), *d_decay),
         vector_ops=2 * gradient_ops(plan)
         - through  # what passes the whole tile counts once
         + 3 * plan.weigh(plan.tokens)

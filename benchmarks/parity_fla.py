@@ -280,10 +280,6 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    if interpreted:
-        from kernels.triton.interpreter import round_as_gpus
-
-        round_as_gpus()
     dtype = getattr(torch, options.dtype)
     of_ops = [case for case in cases() if case.op in options.op]
     chosen = [case for case in of_ops if case.size <= options.most]

@@ -193,10 +193,6 @@ def main(arguments: list[str] | None = None) -> int:
     from rich.table import Table
     from tqdm import tqdm
 
-    if device == "cpu":
-        from kernels.triton.interpreter import round_as_gpus
-
-        round_as_gpus()
     todo = list(cases(full_size=device == "cuda"))
     bar = tqdm(todo, "check", disable=not sys.stderr.isatty())
     results = [check(case, device) for case in bar]

@@ -12,7 +12,6 @@ import kernels.check
 from kernels.check import Case, KernelError, cases, check, check_model_kernels
 from kernels.problems import FAMILIES, can_normalize
 from kernels.triton import gated_norm, ops
-from kernels.triton.interpreter import round_as_gpus
 
 
 def test_cases_cover_every_family_type_and_packing() -> None:
@@ -37,7 +36,6 @@ def test_decoding_is_checked_in_every_family_and_type() -> None:
 
 
 def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    round_as_gpus()
     shapes = {("head", 16, 16, False)}
     monkeypatch.setattr(kernels.check, "GATES_AT_START", ("mild",))
     check_model_kernels(shapes, torch.bfloat16, "cpu")
@@ -54,7 +52,6 @@ def test_a_wrong_kernel_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_wrong_kernel_of_a_layer_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    round_as_gpus()
     layers = {("gated_norm", 16, 2, True), ("short_conv", 5, 4, False)}
     check_model_kernels(set(), torch.bfloat16, "cpu", layers)
     right = gated_norm.backward

@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels import LinearState
 from kernels.triton.blocks import MOST_STEPS, decode_options
 from kernels.triton.decode_op import decode, decodes
-from kernels.triton.interpreter import round_as_gpus
 
 SPLIT = (37, 1, 29, 73)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -64,7 +63,6 @@ def test_pieces_of_a_row_equal_the_recurrence(backend: str, family: str, normali
 def test_single_tokens_equal_the_recurrence(
     family: str, normalize: bool, dtype: torch.dtype
 ) -> None:
-    round_as_gpus()
     problem = make_problem(family, length=20, normalize=normalize, segments=True, gates="half")
     assert_pieces_are_the_whole(problem, (1, 1, 16, 2), dtype, backend="triton")
 

@@ -20,8 +20,6 @@ from kernel_oracle import (
 )
 from pairwise import pairwise
 
-from kernels.triton.interpreter import round_as_gpus
-
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 LENGTHS = [1, 15, 16, 17, 63, 64, 65, 130, 257]
 FACTORS = {
@@ -108,7 +106,6 @@ def poisoned_memory() -> Iterator[None]:
 def test_chunked_backends_equal_the_recurrence(
     backend: str, case: dict[str, Any], poisoned_memory: None
 ) -> None:
-    round_as_gpus()
     dtype = case["dtype"]
     problem = problem_of(case).cast(dtype)
     exact_problem = problem.cast(torch.float64)

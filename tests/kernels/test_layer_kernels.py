@@ -9,7 +9,6 @@ from kernel_oracle import relative_error
 from kernels import gated_norm, short_conv
 from kernels.check_layers import Layer, layer_errors
 from kernels.triton import layer_ops
-from kernels.triton.interpreter import round_as_gpus
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCES)
@@ -51,7 +50,6 @@ def one(length: int) -> torch.Tensor:
 def test_the_convolution_equals_its_formula(
     length, channels, taps, silu, documents, with_state, dtype
 ) -> None:
-    round_as_gpus()
     layer = Layer("short_conv", channels, taps, silu)
     errors = layer_errors(
         layer, dtype, length, segments=documents(length), with_state=with_state and taps > 1
@@ -65,7 +63,6 @@ def test_the_convolution_equals_its_formula(
     [(1, 1, 3, True), (2, 3, 20, False), (3, 2, 64, True), (65, 2, 48, True), (130, 1, 130, False)],
 )
 def test_the_gated_norm_equals_its_formula(length, heads, width, swish, dtype) -> None:
-    round_as_gpus()
     errors = layer_errors(Layer("gated_norm", width, heads, swish), dtype, length)
     assert max(errors.values()) <= TOLERANCES[dtype], errors
 
@@ -115,7 +112,6 @@ def test_no_number_of_another_document_is_used_and_reruns_are_bit_identical() ->
 
 
 def test_views_and_16_bit_weights_are_taken_as_they_are() -> None:
-    round_as_gpus()
     torch.manual_seed(0)
     o = torch.randn(2, 4, 9, 16).bfloat16().transpose(1, 2)
     gate, weight = torch.randn(2, 64, 9).bfloat16().mT, torch.randn(16).bfloat16()

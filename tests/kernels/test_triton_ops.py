@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels import LinearState, linear_attention
 from kernels.triton.delta_ops import delta_backward, delta_forward
-from kernels.triton.interpreter import narrow, round_as_gpus, truncate, widen
+from kernels.triton.interpreter import narrow, truncate, widen
 from kernels.triton.ops import additive_backward, additive_forward
 
 TRITON = {"backend": "triton"}
@@ -129,7 +129,6 @@ def test_document_b_is_unchanged_when_document_a_changes(family: str) -> None:
 
 def test_offsets_do_not_end_at_two_to_the_thirty_first() -> None:
     # fla-org/flash-linear-attention#1080, #769. The memory is reserved, and hardly touched.
-    round_as_gpus()
     far = 1 << 31
     memory = torch.empty(far + 4096, dtype=torch.bfloat16)
     q = memory.as_strided((1, 20, 2, 16), (0, 16, far, 1))

@@ -7,7 +7,6 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels.triton.interpreter import round_as_gpus
 from model.network import LanguageModel
 from model.training.loss import chunked_cross_entropy
 from tests.composing import small_model
@@ -49,7 +48,6 @@ def assert_equal_steps(model: LanguageModel, other: LanguageModel, length: int) 
 def test_a_training_step_on_triton_kernels_equals_one_in_plain_pytorch(
     layers: str, length: int
 ) -> None:
-    round_as_gpus()
     torch.manual_seed(0)
     model, on_triton = (small_model(layers, "model.mixers.gla.conv_width=4") for _ in range(2))
     on_triton.load_state_dict(model.state_dict())

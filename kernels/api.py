@@ -9,6 +9,7 @@ from kernels.reference import reference_attention
 from kernels.state import LinearState, empty_state, work_dtype
 from kernels.torch_backend import torch_attention
 from kernels.triton_backend import refusal, triton_attention
+from kernels.validation import check_dense, check_flag, check_numbers
 
 
 class Backend(Protocol):
@@ -36,9 +37,9 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference_attention,
 }
 _LARGEST_SCALE = torch.finfo(torch.float32).max
-_SIGNED_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 _LARGEST_CHUNK = 2**31 - 1
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_HALVES = (torch.bfloat16, torch.float16)
+_DTYPES = (*_HALVES, torch.float32, torch.float64)
 
 
 def linear_attention(
@@ -149,15 +150,7 @@ def _check_types(
             )
         required["state.S"] = state.S
         optional |= {"state.z": state.z, "state.segment": state.segment}
-    for name, tensor in (required | optional).items():
-        if tensor is None and name in optional:
-            continue
-        if not isinstance(tensor, Tensor):
-            allowed = "a torch.Tensor or None" if name in optional else "a torch.Tensor"
-            raise ValueError(f"{name} must be {allowed}, got {type(tensor).__name__}")
-        if tensor.is_nested or tensor.layout != torch.strided:
-            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            raise ValueError(f"{name} is a {layout} tensor; it must be dense: pass .to_dense()")
+    check_dense(required, optional)
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -183,8 +176,7 @@ def _check_options(scale: float, normalize: bool, chunk_size: int | None, backen
     if not -_LARGEST_SCALE <= scale <= _LARGEST_SCALE:
         given = scale if isinstance(scale, float) else "a larger whole number"
         raise ValueError(f"scale must be finite and at most {_LARGEST_SCALE:g}, got {given}")
-    if not isinstance(normalize, bool):
-        raise ValueError(f"normalize must be True or False, got {normalize!r}")
+    check_flag("normalize", normalize)
     if chunk_size is not None and (
         not isinstance(chunk_size, int)
         or isinstance(chunk_size, bool)
@@ -271,18 +263,16 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], legend: str)
 def _check_work_tensor(name: str, tensor: Tensor, q: Tensor, reason: str) -> None:
     work = work_dtype(q.dtype)
     if tensor.dtype != work:
+        why = f" ({reason})" if tensor.dtype in _HALVES else ""
         raise ValueError(
-            f"{name} is {tensor.dtype}; with {q.dtype} inputs it must be {work} ({reason}): "
+            f"{name} is {tensor.dtype}; with {q.dtype} inputs it must be {work}{why}: "
             f"pass it .to({work})"
         )
     _check_device(name, tensor, q)
 
 
 def _check_integers(name: str, tensor: Tensor, q: Tensor) -> None:
-    if tensor.dtype not in _SIGNED_INTEGERS:  # torch does not compare the wide unsigned ones
-        raise ValueError(
-            f"{name} is {tensor.dtype}; it must be a signed integer tensor: pass .long()"
-        )
+    check_numbers(name, tensor)
     _check_device(name, tensor, q)
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from kernels.arguments import whole_number
-from kernels.triton.targets import TARGETS, Resources, compile_for, resources
+from kernels.triton.blocks import MOST_DELTA_KEYS
+from kernels.triton.targets import TARGETS, Resources, cannot_compile, compile_for, resources
 
 FAMILIES = ("none", "head", "token", "channel")
 LAYERS = "layers"  # in the place of a family: the short convolution and the gated norm
@@ -165,6 +166,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         options.family = ["token", "channel", *([] if of_recurrences else [LAYERS])]
     if of_recurrences and LAYERS in options.family:
         parser.error(f"--family {LAYERS} knows no --normalize and no --delta; run it without them")
+    if options.delta and (widest := max(options.width)) > MOST_DELTA_KEYS:
+        parser.error(f"--delta has kernels up to --width {MOST_DELTA_KEYS}, got {widest}")
+    if (reason := cannot_compile()) is not None:
+        parser.error(reason)
     return options
 
 

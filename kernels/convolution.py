@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.triton_backend import takes_triton
+from kernels.validation import check_dense, check_flag, check_numbers
 
 MOST_TAPS = 4  # backwards, all taps and their sums are in registers: 8 would not fit
 
@@ -26,11 +27,11 @@ def short_conv(
     Args:
         x: [B, T, D], any strides.
         weight: [W, D]; row j multiplies x_{t-j}. The torch form rounds it to x's type.
-        segments: integer [B, T], document numbers, non-decreasing along T (not checked: a check
-            would stall a GPU); None: every row is one document.
+        segments: signed integer [B, T], document numbers, non-decreasing along T (not checked: a
+            check would stall a GPU); None: every row is one document.
         state_inputs: [B, W - 1, D], the inputs before x_0; None: zeros.
-        state_segments: integer [B, W - 1], their documents, -1 where there was no token; given
-            exactly when `segments` and `state_inputs` both are.
+        state_segments: signed integer [B, W - 1], their documents, -1 where there was no token;
+            given exactly when `segments` and `state_inputs` both are.
         backend: "triton" (GPUs, up to 4 taps), "torch", or "auto": triton where it can run.
 
     Returns:
@@ -39,6 +40,9 @@ def short_conv(
     Raises:
         ValueError: for any argument outside this contract.
     """
+    carried = {"state_inputs": state_inputs, "state_segments": state_segments}
+    check_dense({"x": x, "weight": weight}, {"segments": segments, **carried})
+    check_flag("silu", silu)
     _check(x, weight, segments, state_inputs, state_segments)
     width, refusal = len(weight), None
     if width > MOST_TAPS:
@@ -125,11 +129,8 @@ def _check(
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}; it must be {legend} = {shape}"
             )
-        whole = not (
-            tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
-        )
-        if name.endswith("segments") and not whole:
-            raise ValueError(f"{name} is {tensor.dtype}; it must be integer: pass .long()")
+        if name.endswith("segments"):
+            check_numbers(name, tensor)
     tensors = {"weight": weight, **{name: entry[0] for name, entry in shapes.items()}}
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != x.device:

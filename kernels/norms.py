@@ -3,6 +3,7 @@
 The gated one has two forms: plain PyTorch, and Triton kernels (kernels/triton/gated_norm.py).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.triton_backend import takes_triton
+from kernels.validation import check_dense
 
 ACTIVATIONS = ("swish", "sigmoid")
 
@@ -29,7 +31,7 @@ def gated_norm(
         weight: [V], of the norm, shared by the heads.
         gate: [..., H * V], before its activation.
         activation: "swish", gate * sigmoid(gate), or "sigmoid".
-        eps: of the norm: o / sqrt(mean(o^2) + eps) * weight.
+        eps: of the norm, >= 0: o / sqrt(mean(o^2) + eps) * weight.
         backend: "triton" (GPUs), "torch", or "auto": triton where it can run.
 
     Returns:
@@ -40,8 +42,10 @@ def gated_norm(
     Raises:
         ValueError: for any argument outside this contract.
     """
-    _check(o, weight, gate, activation)
-    if takes_triton(backend, o if o.dtype == torch.float64 else gate) and o.numel():
+    check_dense({"o": o, "weight": weight, "gate": gate}, {})
+    _check(o, weight, gate, activation, eps)
+    widest = next((x for x in (o, weight) if x.dtype == torch.float64), gate)
+    if takes_triton(backend, widest) and o.numel():
         from kernels.triton.layer_ops import gated_norm_forward
 
         return gated_norm_forward(o, weight, gate, activation == "swish", eps)
@@ -96,7 +100,7 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
-def _check(o: Tensor, weight: Tensor, gate: Tensor, activation: str) -> None:
+def _check(o: Tensor, weight: Tensor, gate: Tensor, activation: str, eps: float) -> None:
     shapes = f"o {tuple(o.shape)}, weight {tuple(weight.shape)}, gate {tuple(gate.shape)}"
     if (
         o.dim() < 2
@@ -113,3 +117,5 @@ def _check(o: Tensor, weight: Tensor, gate: Tensor, activation: str) -> None:
         )
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r} is unknown; use one of {list(ACTIVATIONS)}")
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be a finite number >= 0, got {eps!r:.40}")

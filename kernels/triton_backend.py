@@ -31,18 +31,18 @@ def refusal(q: Tensor, beta: Tensor | None) -> str | None:
         )
     if torch.compiler.is_compiling():
         return None  # compilers cannot look at the machine, and need triton themselves
-    return unavailable(q.device.type)
+    reason = unavailable(q.device.type)
+    return None if reason is None else f"{reason}, or use backend='torch'"
 
 
 def unavailable(device_type: str) -> str | None:
     """Why no Triton kernel can run on tensors of this device; None if they can."""
     if importlib.util.find_spec("triton") is None:
-        return "needs the triton package, which is not installed; use backend='torch'"
+        return "needs the triton package, which is not here: install it"
     if device_type == "cpu" and not _interpreted():
         return (
-            "runs on GPUs, and the tensors lie on the CPU; use backend='torch', or set "
-            "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's slow "
-            "interpreter"
+            "runs on GPUs, and the tensors lie on the CPU: set TRITON_INTERPRET=1 before Python "
+            "starts to run the kernels in Triton's slow interpreter"
         )
     return None
 

@@ -97,6 +97,13 @@ def _cubin(cubin: bytes) -> tuple[int, int]:
     return int(re.search(r"REG:(\d+)", text)[1]), int(re.search(r"STACK:(\d+)", text)[1])
 
 
+def cannot_compile() -> str | None:
+    """Why this process cannot compile kernels; None if it can."""
+    if triton.knobs.runtime.interpret:
+        return "TRITON_INTERPRET is set, and the interpreter compiles nothing: unset it"
+    return None
+
+
 @contextmanager
 def compile_for(target: Target, recorded: list) -> Iterator[Callable[..., None]]:
     """A launcher that compiles for `target` and appends (kernel, options, program) to `recorded`.
@@ -104,10 +111,8 @@ def compile_for(target: Target, recorded: list) -> Iterator[Callable[..., None]]
     Raises:
         RuntimeError: Triton's interpreter is on; it does not compile.
     """
-    if triton.knobs.runtime.interpret:
-        raise RuntimeError(
-            "TRITON_INTERPRET is set, and the interpreter compiles nothing: unset it"
-        )
+    if (reason := cannot_compile()) is not None:
+        raise RuntimeError(reason)
 
     def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         if target.gpu.backend == "hip":  # as `operand_types` chooses where PyTorch is built for HIP

@@ -45,19 +45,19 @@ def check_choice(model: LanguageModel, kernels: str, device: torch.device) -> No
     if kernels != "triton":
         return
     reasons = []
-    if unavailable(device.type) is not None:
-        reasons.append(f"Triton cannot run here on {device.type!r}")
+    if (reason := unavailable(device.type)) is not None:
+        reasons.append(reason)
     for module in model.modules():
         if isinstance(module, LinearMixer):
             family, keys, *_ = module.kernel_shape()
             if family.startswith("delta") and keys > MOST_DELTA_KEYS:
                 reasons.append(
-                    f"write=delta has kernels for at most {MOST_DELTA_KEYS} key channels of a "
-                    f"head, and here they are {keys}"
+                    f"has kernels of write=delta for at most {MOST_DELTA_KEYS} key channels of a "
+                    f"head, and here they are {keys}: make heads smaller"
                 )
         elif isinstance(module, ShortConv) and module.width > MOST_TAPS:
             reasons.append(
-                f"conv_width has kernels up to {MOST_TAPS}, and here it is {module.width}"
+                f"has kernels up to conv_width={MOST_TAPS}, and here it is {module.width}: lower it"
             )
     if reasons:
-        raise ValueError(f"trainer.kernels=triton: {reasons[0]}; use trainer.kernels=auto")
+        raise ValueError(f"trainer.kernels=triton {reasons[0]}, or use trainer.kernels=auto")

@@ -28,6 +28,10 @@ CONVOLUTIONS = {
     "backend": ({"backend": "reference"}, r"use one of \['auto', 'torch', 'triton'\]"),
     "taps": ({"weight": torch.ones(5, 6), "backend": "triton"}, "at most 4 taps, got 5"),
     "float64": ({"x": X.double(), "backend": "triton"}, "has no float64; use backend='torch'"),
+    "no_tensor": ({"weight": WEIGHT.tolist()}, "weight must be a torch.Tensor, got list"),
+    "sparse": ({"state_inputs": INPUTS.to_sparse()}, "state_inputs is a sparse_coo tensor"),
+    "unsigned": ({"segments": SEGMENTS.to(torch.uint32)}, "must be a signed integer tensor"),
+    "silu": ({"silu": "no"}, "silu must be True or False, got 'no'"),
 }
 NORMS = {
     "o": ({"o": HEADS[..., 0]}, r"expected o \[..., H, V\]"),
@@ -37,6 +41,11 @@ NORMS = {
     "devices": ({"weight": SCALE.to("meta")}, "different devices: cpu, meta, cpu"),
     "activation": ({"activation": "relu"}, r"use one of \['swish', 'sigmoid'\]"),
     "float64": ({"o": HEADS.double(), "backend": "triton"}, "has no float64"),
+    "float64_weight": ({"weight": SCALE.double(), "backend": "triton"}, "has no float64"),
+    "no_tensor": ({"gate": None}, "gate must be a torch.Tensor, got NoneType"),
+    "eps_type": ({"eps": "1e-6"}, "eps must be a finite number >= 0, got '1e-6'"),
+    "eps_sign": ({"eps": -1.0}, "eps must be a finite number >= 0, got -1.0"),
+    "eps_nan": ({"eps": float("nan")}, "eps must be a finite number >= 0, got nan"),
 }
 
 

@@ -172,7 +172,16 @@ def test_a_width_that_no_head_has_is_refused(width, capsys):
     assert f"{width!r} is not a whole number from 1 to 4096" in capsys.readouterr().err
 
 
-def test_layers_have_no_kinds_of_recurrences(capsys):
-    with pytest.raises(SystemExit):
-        main(["--family", "layers", "--delta"])
-    assert "--family layers knows no --normalize and no --delta" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--family", "layers", "--delta"], "knows no --normalize and no --delta"),
+        (["--delta", "--width", "64", "257"], "--delta has kernels up to --width 256, got 257"),
+        ([], "TRITON_INTERPRET is set, and the interpreter compiles nothing: unset it"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_in_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -23,8 +23,8 @@ _CHUNKED = {
     "simple": ("fla.ops.simple_gla", "chunk_simple_gla"),
     "linear": ("fla.ops.linear_attn", "chunk_linear_attn"),
     "kda": ("fla.ops.kda", "chunk_kda"),
-    "gated_delta": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
-    "delta": ("fla.ops.delta_rule", "chunk_delta_rule"),
+    "gated_deltanet": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
+    "deltanet": ("fla.ops.delta_rule", "chunk_delta_rule"),
 }
 _INSTALL = "pip install flash-linear-attention"
 

@@ -25,7 +25,7 @@ from kernels import linear_attention
 BRAID, FLA = "Braid", "FLA"
 SOFTMAX = ("flash", "cudnn", "varlen")
 _PER_CHANNEL = ("gla", "kda")
-_PER_TOKEN = ("simple", "gated_delta")
+_PER_TOKEN = ("simple", "gated_deltanet")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ OPS = {
     "simple": "scalar decay per token [B, T, H]",
     "linear": "linear attention, no decay",
     "kda": "KDA, delta rule, decay per channel and token [B, T, H, K]",
-    "gated_delta": "Gated DeltaNet, delta rule, scalar decay per token [B, T, H]",
-    "delta": "DeltaNet, delta rule, no decay",
+    "gated_deltanet": "Gated DeltaNet, delta rule, scalar decay per token [B, T, H]",
+    "deltanet": "DeltaNet, delta rule, no decay",
 }
-DELTA = ("kda", "gated_delta", "delta")
+DELTA = ("kda", "gated_deltanet", "deltanet")
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 WIDTHS = (64, 128, 256)
 TARGET_LENGTH = 16384

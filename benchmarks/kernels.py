@@ -19,23 +19,24 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from tqdm import tqdm
 
 from benchmarks import fla_ops
 from benchmarks.kernel_calls import BRAID, FLA
 from benchmarks.kernel_cases import LENGTHS, OPS, TARGET_WIDTH, WIDTHS, all_cases, quick_cases
 from benchmarks.kernel_measure import Instruments, measure
 from benchmarks.kernel_report import draw, show
+from benchmarks.kernel_results import read
 from benchmarks.timing import Budget, gpu_extra_bytes, gpu_milliseconds
 from kernels.arguments import whole_number
+from kernels.progress import progress
 
 QUICK_MINUTES, MINUTES = 3.6, 20.0
+OUTPUT = Path("outputs/kernels")
 _FIRST_STEP_SHARE = 0.25  # of the budget, at most, for one library's first step
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,12 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
     except Refused as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    output = options.output or (options.read.parent if options.read else OUTPUT)
     if not options.read:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "kernels.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, options.output / "kernels.png")
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "kernels.json").write_text(json.dumps(results, indent=1) + "\n")
+    picture = output / "kernels.png"
+    draw(results, picture)
     show(results, Console(width=None if sys.stdout.isatty() else 140))
-    print(f"numbers and picture: {options.output}")
+    print(f"picture: {picture}" if options.read else f"numbers and picture: {output}")
     return 0
 
 
@@ -75,7 +78,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, help="of a head")
     parser.add_argument("--minutes", type=_minutes, help=f"time to spend, default {MINUTES:g}")
-    parser.add_argument("--output", type=Path, default=Path("outputs/kernels"), metavar="FOLDER")
+    place = f"default: {OUTPUT}, or where the file to --read lies"
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=place)
     parser.add_argument("--read", type=Path, metavar="FILE", help="show an earlier kernels.json")
     options = parser.parse_args(arguments)
     chosen = {n: getattr(options, n) for n in ("ops", "lengths", "widths", "minutes")}
@@ -85,7 +89,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.read and (options.quick or given):
         parser.error(f"--read measures nothing: leave out {given or '--quick'}")
     if options.read and not options.read.is_file():
-        parser.error(f"--read {options.read}: there is no such file")
+        what = "a folder, not a file" if options.read.is_dir() else "not there"
+        parser.error(f"--read {options.read}: this is {what}; give a kernels.json")
     return options
 
 
@@ -129,7 +134,7 @@ def _run(options: argparse.Namespace) -> dict:
         gpu_extra_bytes,
         search=partial(fla_ops.searches_compiled_side_by_side, os.cpu_count() or 1),
     )
-    results = measure(cases, fla, instruments, budget, _progress)
+    results = measure(cases, fla, instruments, budget, progress)
     results["notes"] = notes + results["notes"]
     return {"machine": machine(), "first_steps": first_steps, **results}
 
@@ -174,19 +179,11 @@ def machine() -> dict:
     }
 
 
-def _progress(items: Iterable, text: str) -> Iterable:
-    return tqdm(items, text, disable=not sys.stderr.isatty())
-
-
 def _read(path: Path) -> dict:
-    wanted = {"machine", "times", "memory", "first_steps", "notes"}
     try:
-        missing = sorted(wanted - set(results := json.loads(path.read_text())))
-    except (ValueError, TypeError) as error:
-        missing = [f"readable JSON ({error})"]
-    if missing:
-        raise Refused(f"--read {path}: not written by this command, lacks {', '.join(missing)}")
-    return results
+        return read(path)
+    except (ValueError, OSError) as error:
+        raise Refused(f"--read {path}: not written by this command: {error}") from error
 
 
 def _minutes(text: str) -> float:

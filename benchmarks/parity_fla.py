@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from tqdm import tqdm
 
 from benchmarks import fla_ops
 from kernels import LinearState, linear_attention
 from kernels.arguments import whole_number
 from kernels.problems import relative_error
+from kernels.progress import progress
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 FOLDERS = {
@@ -37,12 +37,12 @@ FOLDERS = {
     "simple": "simple_gla",
     "retnet": "retention",
     "linear": "linear_attn",
-    "delta": "delta_rule",
-    "gated_delta": "gated_delta_rule",
+    "deltanet": "delta_rule",
+    "gated_deltanet": "gated_delta_rule",
     "kda": "kda",
 }
-DELTA = ("delta", "gated_delta", "kda")
-DECAYS_PER_CHANNEL, DECAYS_PER_TOKEN = ("gla", "kda"), ("simple", "gated_delta")
+DELTA = ("deltanet", "gated_deltanet", "kda")
+DECAYS_PER_CHANNEL, DECAYS_PER_TOKEN = ("gla", "kda"), ("simple", "gated_deltanet")
 COLUMNS = ("out", "final state", "d q", "d k", "d v", "d decay", "d beta", "d state")
 
 
@@ -87,11 +87,11 @@ def cases() -> list[Case]:
         found.append(Case("retnet", 1, length, 2, width, width, borders=borders))
     for length, width, normalize in product((64, 128), (32, 64, 128), (False, True)):
         found.append(Case("linear", 2, length, 2, width, width, normalize=normalize))
-    found += [Case("delta", 2, length, 3, width, width) for length, width in _DELTA]
-    found.append(Case("delta", 1, 2000, 2, 64, 64, borders=(0, 15, 100, 300, 1203, 2000)))
+    found += [Case("deltanet", 2, length, 3, width, width) for length, width in _DELTA]
+    found.append(Case("deltanet", 1, 2000, 2, 64, 64, borders=(0, 15, 100, 300, 1203, 2000)))
     for length, width, divisor in product((1, 15, 63, 300), (32, 64, 100), (0.1, 1, 10)):
-        found.append(Case("gated_delta", 2, length, 2, width, width, divisor, 1))
-    found.append(Case("gated_delta", 1, 1000, 2, 128, 128, 1, 1, (0, 122, 229, 400, 1000)))
+        found.append(Case("gated_deltanet", 2, length, 2, width, width, divisor, 1))
+    found.append(Case("gated_deltanet", 1, 1000, 2, 128, 128, 1, 1, (0, 122, 229, 400, 1000)))
     found += [Case("kda", *s[:4], s[3], s[5], s[4]) for s in _KDA]
     for heads, width, borders in _KDA_PACKED:
         found.append(Case("kda", 1, borders[-1], heads, width, width, borders=borders))
@@ -190,11 +190,11 @@ def _one_document(case: Case, naive: ModuleType, x: dict[str, Tensor]) -> Result
         return naive.naive_recurrent_gla(q, k, v, x["decay"], S, output_final_state=True)
     if case.op == "simple":
         return naive.naive_recurrent_simple_gla(q, k, v, x["decay"], case.weight, S)
-    if case.op == "delta":
+    if case.op == "deltanet":
         rows = (y.transpose(1, 2) for y in (q, k, v, x["beta"]))
         out, state = naive.delta_rule_recurrence(*rows, S)
         return out.transpose(1, 2), state
-    if case.op == "gated_delta":
+    if case.op == "gated_deltanet":
         return naive.naive_recurrent_gated_delta_rule(
             q, k, v, x["beta"], x["decay"], case.weight, S, output_final_state=True
         )
@@ -289,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     table = Table("op", "B", "T", "H", "K", "V", "documents", "backend", *COLUMNS, "", box=None)
     total, missed, worst = 0, 0, dict.fromkeys(backends, 0.0)
-    for case in tqdm(chosen, "parity", disable=not sys.stderr.isatty()):
+    for case in progress(chosen, "parity"):
         for backend in backends:
             found = errors(case, dtype, backend, naive[case.op], device)
             passed = all(error <= BUDGETS[dtype] for error in found.values())

@@ -109,7 +109,7 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None
         print(f"error: {message}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted; the same command starts again", file=sys.stderr)
+        print("interrupted; the same command goes on from what is saved", file=sys.stderr)
         sys.exit(130)
 
 

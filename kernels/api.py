@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.derivatives import refuse_transforms
 from kernels.reference import reference_attention
 from kernels.state import LinearState, empty_state, work_dtype
 from kernels.torch_backend import torch_attention
@@ -79,8 +80,9 @@ def linear_attention(
             exactly 0 the output is 0 and passes no gradient. Meant for kernels q.k that are
             positive.
         segments: integer [B, T], document numbers, non-decreasing along T (not checked, for the
-            same reason as decay). Nothing passes from one document to another, from or into the
-            carried state included.
+            same reason as decay). Nothing finite passes from one document to another, from or into
+            the carried state included; a NaN or an infinity may spoil its whole row, as chunks
+            multiply by 0 where step by step nothing is read.
         state: what an earlier call returned; None starts from nothing. Its parts must match this
             call: z is there exactly when `normalize` is set, segment exactly when `segments` is.
         chunk_size: tokens handled at once, 1 to 2^31 - 1; None picks a measured default. It changes
@@ -92,8 +94,8 @@ def linear_attention(
     Returns:
         o [B, T, H, V] in v's dtype, and the state after the last token (float32, or float64 for
         float64 inputs). T = 0 gives an empty output and the incoming state. Gradients flow
-        through everything that is floating point, once: second derivatives take
-        backend="reference". Autocast is ignored.
+        through everything that is floating point, once: second derivatives, forward mode and the
+        transforms of torch.func take backend="reference". Autocast is ignored.
 
     Raises:
         ValueError: for any argument outside this contract.
@@ -101,11 +103,15 @@ def linear_attention(
     _check_types(q, k, v, decay, beta, segments, state)
     _check_inputs(q, k, v)
     _check_options(scale, normalize, chunk_size, backend)
-    run = _choose_backend(backend, q, beta)
     _check_decay(q, decay)
     _check_beta(q, beta, normalize)
     _check_segments(q, segments)
     _check_state(q, v, normalize, segments, state)
+    run = _choose_backend(backend, q, beta)
+    if run is not reference_attention:
+        parts = () if state is None else (state.S, state.z)
+        instead = "use backend='reference'"
+        refuse_transforms("linear_attention", (q, k, v, decay, beta, *parts), instead)
     if q.shape[1] == 0:
         return v.clone(), _state_of_no_tokens(q, v, normalize, segments, state)
     return run(
@@ -174,8 +180,9 @@ def _check_options(scale: float, normalize: bool, chunk_size: int | None, backen
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ValueError(f"scale must be a Python number, got {type(scale).__name__}: scale q")
     if not -_LARGEST_SCALE <= scale <= _LARGEST_SCALE:
-        given = scale if isinstance(scale, float) else "a larger whole number"
-        raise ValueError(f"scale must be finite and at most {_LARGEST_SCALE:g}, got {given}")
+        raise ValueError(
+            f"scale must be finite and at most {_LARGEST_SCALE:g}, got {_shown(scale)}"
+        )
     check_flag("normalize", normalize)
     if chunk_size is not None and (
         not isinstance(chunk_size, int)
@@ -183,11 +190,17 @@ def _check_options(scale: float, normalize: bool, chunk_size: int | None, backen
         or not 1 <= chunk_size <= _LARGEST_CHUNK
     ):
         raise ValueError(
-            "chunk_size must be a whole number >= 1, below 2^31, or None, got "
-            + ("another" if isinstance(chunk_size, int) else f"{chunk_size!r:.40}")
+            "chunk_size must be a whole number >= 1, below 2^31, or None, got " + _shown(chunk_size)
         )
     if not isinstance(backend, str) or backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend={backend!r} is unknown; use one of {['auto', *BACKENDS]}")
+
+
+def _shown(value: object) -> str:
+    """What was given, in a few words: Python refuses to print numbers of thousands of digits."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a whole number of more than 40 digits"
+    return f"{value!r:.40}"
 
 
 def _check_decay(q: Tensor, decay: Tensor | None) -> None:

@@ -1,7 +1,7 @@
 """python -m kernels.check: this machine's kernels against the float64 recurrence.
 
-    python -m kernels.check                  on the GPU if there is one, else interpreted on the CPU
-    python -m kernels.check --device cpu
+    python -m kernels.check                  on the GPU if there is one, else on the CPU
+    python -m kernels.check --device cpu     in Triton's interpreter: minutes
     python -m kernels.check --device cuda
 
 Every family (decay; additive write or delta rule), input type, range of gates and packing, with and
@@ -180,7 +180,11 @@ def _demand(result: Result | LayerResult, place: str, dtype: torch.dtype) -> Non
 def main(arguments: list[str] | None = None) -> int:
     """The command; 1 if a budget is missed."""
     has_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser("python -m kernels.check")
+    parser = argparse.ArgumentParser(
+        "python -m kernels.check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     default = "cuda" if has_gpu else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=default)
     device = parser.parse_args(arguments).device
@@ -191,11 +195,11 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)  # the products are tiny
     from rich.console import Console
     from rich.table import Table
-    from tqdm import tqdm
+
+    from kernels.progress import progress
 
     todo = list(cases(full_size=device == "cuda"))
-    bar = tqdm(todo, "check", disable=not sys.stderr.isatty())
-    results = [check(case, device) for case in bar]
+    results = [check(case, device) for case in progress(todo, "check")]
     table = Table(
         "family", "gates", "backend", "dtype", "T", "K, V", "normalised", "packed", "call",
         "worst", "error", "budget", "", title=_where(device),

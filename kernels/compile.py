@@ -126,7 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     from rich.console import Console
     from rich.table import Table
-    from tqdm import tqdm
+
+    from kernels.progress import progress
 
     table = Table(
         "target", "decay", "K = V", "dtype", "kernel", "blocks", "registers", "spilled bytes",
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     failures = []
     work = list(itertools.product(options.target, cases))
-    for target, case in tqdm(work, "compile", disable=not sys.stderr.isatty()):
+    for target, case in progress(work, "compile"):
         for row in compiled(target, case):
             r = row.resources
             table.add_row(

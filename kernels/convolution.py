@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.derivatives import refuse_transforms
 from kernels.triton_backend import takes_triton
 from kernels.validation import check_dense, check_flag, check_numbers
 
@@ -53,6 +54,7 @@ def short_conv(
     if state_inputs is not None:
         state_inputs = state_inputs.to(x.dtype)
     if use_triton and x.numel():
+        refuse_transforms("short_conv", (x, weight, state_inputs), "use backend='torch'")
         from kernels.triton.layer_ops import short_conv_forward
 
         return short_conv_forward(x, weight, segments, state_inputs, state_segments, silu)

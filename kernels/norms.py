@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.derivatives import refuse_transforms
 from kernels.triton_backend import takes_triton
 from kernels.validation import check_dense
 
@@ -46,6 +47,7 @@ def gated_norm(
     _check(o, weight, gate, activation, eps)
     widest = next((x for x in (o, weight) if x.dtype == torch.float64), gate)
     if takes_triton(backend, widest) and o.numel():
+        refuse_transforms("gated_norm", (o, weight, gate), "use backend='torch'")
         from kernels.triton.layer_ops import gated_norm_forward
 
         return gated_norm_forward(o, weight, gate, activation == "swish", eps)

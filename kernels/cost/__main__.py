@@ -25,6 +25,7 @@ from kernels.cost.ours import our_kernels
 from kernels.cost.ours_delta import our_delta_kernels
 from kernels.cost.published import published_kernels
 from kernels.cost.published_delta import published_delta_kernels
+from kernels.triton.blocks import MOST_DELTA_KEYS
 
 OPS = {"gla": "channel", "retnet": "head", "simple": "scalar", "linear": "none"}
 DELTA_OPS = {"kda": "channel", "gated_deltanet": "scalar", "deltanet": "none"}
@@ -71,8 +72,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--forward", action="store_true", help="only the forward pass")
     parser.add_argument("--backward", action="store_true", help="only the backward pass")
     options = parser.parse_args(arguments)
-    if options.normalize and (delta := [op for op in options.op if op in DELTA_OPS]):
+    delta = [op for op in options.op if op in DELTA_OPS]
+    if delta and options.normalize:
         parser.error(f"--normalize: the delta rule ({delta[0]}) has no denominators; leave it out")
+    if delta and options.key_width > MOST_DELTA_KEYS:
+        parser.error(
+            f"--key-width {options.key_width}: the kernels of the delta rule ({delta[0]}) take at "
+            f"most {MOST_DELTA_KEYS}"
+        )
     return options
 
 

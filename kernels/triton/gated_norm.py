@@ -75,7 +75,7 @@ def normalize_and_gate(
     for step in range(tl.minimum(STEPS, tl.cdiv(rows_in_all, ROWS) - begin)):
         rows = (begin + step) * ROWS + tl.arange(0, ROWS)
         values = load_rows(o, D, rows, columns, rows_in_all, D).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(values * values, 1) / D + eps)[:, None]
+        inverse = inverse_rms(values, rows, rows_in_all, eps, D)
         opening = load_rows(gate, D, rows, columns, rows_in_all, D).to(tl.float32)
         factor = tl.sigmoid(opening)
         if SWISH:
@@ -97,7 +97,7 @@ def normalize_and_gate_backward(
     for step in range(tl.minimum(STEPS, tl.cdiv(rows_in_all, ROWS) - begin)):
         rows = (begin + step) * ROWS + tl.arange(0, ROWS)
         values = load_rows(o, D, rows, columns, rows_in_all, D).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(values * values, 1) / D + eps)[:, None]
+        inverse = inverse_rms(values, rows, rows_in_all, eps, D)
         normed = values * inverse
         opening = load_rows(gate, D, rows, columns, rows_in_all, D).to(tl.float32)
         factor = tl.sigmoid(opening)
@@ -116,3 +116,10 @@ def normalize_and_gate_backward(
         store_rows(d_o, D, rows, columns, rows_in_all, d_values, D)
     at = tl.program_id(0).to(tl.int64) * D + columns
     tl.store(d_weight + at, tl.sum(sums, 0), mask=columns < D)
+
+
+@triton.jit
+def inverse_rms(values, rows, rows_in_all, eps, D: tl.constexpr):
+    """1 / sqrt(mean(values^2) + eps) of each row, [rows, 1]; 1 beyond the last: eps may be 0."""
+    mean = tl.sum(values * values, 1) / D + eps
+    return tl.rsqrt(tl.where(rows < rows_in_all, mean, 1.0))[:, None]

@@ -25,7 +25,7 @@ def test_chunked_operators_are_imported_with_and_without_transformers(fake_fla, 
     names = {op: function() for op, function in ops.items()}
     assert names == {
         "gla": "gla", "retnet": "retention", "simple": "simple_gla", "linear": "linear_attn",
-        "kda": "kda", "gated_delta": "gated_delta_rule", "delta": "delta_rule",
+        "kda": "kda", "gated_deltanet": "gated_delta_rule", "deltanet": "delta_rule",
     }  # fmt: skip
     assert "transformers" not in sys.modules
     assert sys.modules["kernels"] is kernels

@@ -38,7 +38,7 @@ def test_outputs_and_gradients_equal_those_of_the_same_operator_elsewhere(op, pa
     case = Case(op, rows=2, length=300, heads=2, width=16, packed=packed)
     calls = make_calls(case, make_inputs(case, "cpu"), FLA, backend="torch")
     ours, theirs = calls["Braid"].training(), calls["FLA"].training()
-    gates = {"gla": 1, "simple": 1, "delta": 1, "gated_delta": 2, "kda": 2}
+    gates = {"gla": 1, "simple": 1, "deltanet": 1, "gated_deltanet": 2, "kda": 2}
     assert len(ours) == len(theirs) == 4 + gates.get(op, 0)
     for a, b in zip(ours, theirs, strict=True):
         assert relative_error(a, b) < 1e-2

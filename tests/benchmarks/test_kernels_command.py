@@ -37,7 +37,7 @@ def test_the_interpreter_is_refused(monkeypatch):
     [
         (["--quick", "--ops", "gla"], "--quick fixes what --ops sets: leave out one of them"),
         (["--quick", "--minutes", "9", "--widths", "64"], "fixes what --widths --minutes sets"),
-        (["--read", "nothing.json"], "--read nothing.json: there is no such file"),
+        (["--read", "nothing.json"], "--read nothing.json: this is not there; give a kernels.json"),
         (["--read", "nothing.json", "--quick"], "--read measures nothing: leave out --quick"),
         (["--lengths", "63"], "'63' is not a whole number from 64"),
         (["--lengths", "2k"], "'2k' is not a whole number from 64"),
@@ -62,15 +62,34 @@ def test_earlier_numbers_are_shown_without_a_gpu(no_gpu, capsys, tmp_path):
     assert (tmp_path / "new" / "kernels.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "lacks"), [("{", "readable JSON"), ("{}", "first_steps, machine, memory")]
-)
-def test_a_file_that_is_no_result_is_refused(text, lacks, tmp_path, capsys):
+WRONG = {
+    "no_json": ("{", "no JSON"),
+    "no_object": ("[]", "Input should be a valid dictionary"),
+    "nothing": ("{}", "machine: Field required"),
+    "another_type": (json.dumps(results() | {"memory": 3}), "memory: Input should be a valid list"),
+    "no_repeats": (
+        json.dumps(results() | {"times": [results()["times"][0] | {"milliseconds": []}]}),
+        "times.0.milliseconds: List should have at least 1 item",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), WRONG.values(), ids=WRONG)
+def test_a_file_that_is_no_result_is_refused(text, reason, tmp_path, capsys):
     path = tmp_path / "kernels.json"
     path.write_text(text)
     assert command.main(["--read", str(path)]) == 2
-    message = f"error: --read {path}: not written by this command, lacks {lacks}"
+    message = f"error: --read {path}: not written by this command: {reason}"
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_picture_of_earlier_numbers_lies_beside_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "kernels.json").write_text(json.dumps(results()))
+    assert command.main(["--read", "old/kernels.json"]) == 0
+    assert (tmp_path / "old" / "kernels.png").exists()
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_a_run_leaves_every_repeat_with_hardware_and_versions(monkeypatch, tmp_path, capsys):

@@ -21,8 +21,8 @@ def shapes(monkeypatch):
         Case("retnet", 1, 20, 2, 8, 8, borders=(0, 7, 20)),
         Case("linear", 2, 20, 2, 8, 8),
         Case("linear", 2, 20, 2, 8, 8, normalize=True),
-        Case("delta", 2, 20, 2, 8, 8),
-        Case("gated_delta", 1, 20, 2, 8, 8, scale=0.1, borders=(0, 7, 20)),
+        Case("deltanet", 2, 20, 2, 8, 8),
+        Case("gated_deltanet", 1, 20, 2, 8, 8, scale=0.1, borders=(0, 7, 20)),
         Case("kda", 2, 20, 2, 8, 12, divisor=0.1),
     ]
     monkeypatch.setattr(parity_fla, "cases", lambda: small)
@@ -93,8 +93,8 @@ def test_gradients_and_states_are_compared_where_the_reference_has_them(shapes, 
     assert columns["gla"] == set(parity_fla.COLUMNS) - {"d beta"}
     assert columns["retnet"] == {"out", "d q", "d k", "d v"}
     assert columns["linear"] == set(parity_fla.COLUMNS) - {"d decay", "d beta"}
-    assert columns["delta"] == set(parity_fla.COLUMNS) - {"d decay"}
-    assert columns["gated_delta"] == columns["kda"] == set(parity_fla.COLUMNS)
+    assert columns["deltanet"] == set(parity_fla.COLUMNS) - {"d decay"}
+    assert columns["gated_deltanet"] == columns["kda"] == set(parity_fla.COLUMNS)
 
 
 def test_without_fla_the_command_says_what_to_install(monkeypatch, capsys):

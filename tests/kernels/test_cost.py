@@ -317,6 +317,12 @@ def test_one_direction_leaves_the_other_out(capsys):
     assert "bytes forward" in printed
 
 
+def test_widths_that_no_kernel_takes_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--op", "gla", "kda", "--key-width", "257"])
+    assert "--key-width 257: the kernels of the delta rule (kda) take" in capsys.readouterr().err
+
+
 def test_normalised_outputs_have_no_published_comparison(capsys):
     main(["--op", "linear", "--normalize", "--length", "512"])
     printed = capsys.readouterr().out

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import triton
+from torch.autograd import forward_ad
 
 from kernels import LinearState, linear_attention
 
@@ -84,7 +85,7 @@ MISTAKES = {
     "unknown_backend": ({"backend": "cuda"}, "use one of"),
     "backend_type": ({"backend": []}, r"backend=\[\] is unknown; use one of"),
     "normalize_type": ({"normalize": "no"}, "normalize must be True or False, got 'no'"),
-    "scale_of_many_digits": ({"scale": 10**400}, "got a larger whole number"),
+    "scale_of_many_digits": ({"scale": 10**400}, "got a whole number of more than 40 digits"),
     "scale_nan": ({"scale": math.nan}, "scale must be finite and at most 3.4.*got nan"),
     "scale_inf": ({"scale": -math.inf}, "scale must be finite and at most 3.4.*got -inf"),
     "scale_bool": ({"scale": True}, "scale must be a Python number, got bool"),
@@ -124,6 +125,28 @@ def test_a_second_derivative_is_refused_where_there_is_none(
     loss = linear_attention(q, KEYS, VALUES, beta=beta, backend=backend)[0].sum()
     with pytest.raises(RuntimeError, match=r"first derivatives only.*or backend='reference'"):
         torch.autograd.grad(loss, q, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_only_the_reference_can_be_transformed(backend: str) -> None:
+    values = torch.randn(B, T, H, V)
+
+    def total(v: torch.Tensor, backend: str) -> torch.Tensor:
+        return linear_attention(KEYS + 1, KEYS + 1, v, backend=backend)[0].sum()
+
+    with pytest.raises(ValueError, match=r"under torch\.func .*: use backend='reference'"):
+        torch.func.grad(total)(values, backend)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(ValueError, match="no forward-mode derivatives: use backend='reference'"),
+    ):
+        total(forward_ad.make_dual(values, torch.ones_like(values)), backend)
+    with forward_ad.dual_level():  # constants may be there
+        assert total(values, backend) == total(values, "reference")
+    slope = torch.func.grad(total)(values, "reference")
+    with forward_ad.dual_level():
+        moved = total(forward_ad.make_dual(values, torch.ones_like(values)), "reference")
+        torch.testing.assert_close(forward_ad.unpack_dual(moved).tangent, slope.sum())
 
 
 def test_the_reference_has_second_derivatives() -> None:

@@ -156,3 +156,27 @@ def test_second_derivatives_are_refused() -> None:
     z = gated_norm(x[:, :, None], torch.ones(5), x, "swish", 1e-6, "triton")
     with pytest.raises(RuntimeError, match="gated_norm has first derivatives only"):
         torch.autograd.grad(z.sum(), x, create_graph=True)
+
+
+def test_the_kernels_cannot_be_transformed() -> None:
+    x = torch.randn(1, 4, 5)
+    calls = {
+        "short_conv": lambda x: short_conv(x, torch.ones(3, 5), backend="triton"),
+        "gated_norm": lambda x: gated_norm(
+            x[:, :, None], torch.ones(5), x, "swish", 1e-6, "triton"
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"{name} does not work under torch.func"):
+            torch.func.jvp(call, (x,), (x,))
+
+
+def test_a_norm_without_eps_has_gradients_however_many_rows_there_are() -> None:
+    torch.manual_seed(0)
+    o, weight, gate = torch.randn(2, 3, 2, 16), torch.randn(16), torch.randn(2, 3, 32)
+    gradients = []
+    for backend in ("torch", "triton"):
+        leaves = [tensor.clone().requires_grad_() for tensor in (o, weight, gate)]
+        y = gated_norm(*leaves, "swish", 0.0, backend)
+        gradients.append(torch.autograd.grad(y.square().sum(), leaves))
+    torch.testing.assert_close(*gradients)

@@ -1,7 +1,7 @@
 """python -m benchmarks.parity_fla: Braid against the plain references of FLA, on its tests' shapes.
 
     python -m benchmarks.parity_fla
-    TRITON_INTERPRET=1 python -m benchmarks.parity_fla --most 4096    # Triton kernels on a CPU too
+    TRITON_INTERPRET=1 python -m benchmarks.parity_fla --most 1000    # Triton kernels on a CPU: minutes
 
 The references are naive.py in fla/ops/{gla,simple_gla,retention,linear_attn,delta_rule,
 gated_delta_rule,kda}, step by step in float32; the shapes are those of FLA's tests/ops, inputs are
@@ -276,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not set(backends) <= set(possible):
         print(
             "error: --backend triton: PyTorch finds no GPU here; set TRITON_INTERPRET=1 to run the "
-            "kernels in Triton's slow interpreter, with --most 4096 or so",
+            "kernels in Triton's slow interpreter, with --most 1000 or so",
             file=sys.stderr,
         )
         return 2

@@ -1,7 +1,7 @@
 """python -m benchmarks.parity_fla: Braid against the plain references of FLA, on its tests' shapes.
 
     python -m benchmarks.parity_fla
-    TRITON_INTERPRET=1 python -m benchmarks.parity_fla --most 1000    # Triton kernels on a CPU: minutes
+    TRITON_INTERPRET=1 python -m benchmarks.parity_fla --most 1000    # Triton kernels, interpreted
 
 The references are naive.py in fla/ops/{gla,simple_gla,retention,linear_attn,delta_rule,
 gated_delta_rule,kda}, step by step in float32; the shapes are those of FLA's tests/ops, inputs are

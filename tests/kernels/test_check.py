@@ -72,6 +72,7 @@ def test_not_a_number_is_not_within_the_budget(monkeypatch: pytest.MonkeyPatch) 
     assert not check(case, "cpu").passed
 
 
+@pytest.mark.long
 def test_the_command_interprets_where_there_is_no_gpu_and_prints_a_table() -> None:
     program = """
 import itertools, sys, kernels.check as command

@@ -1,8 +1,6 @@
 """Kernels compiled ahead of time: registers, shared memory, tensor cores, specialisation keys."""
 
 import itertools
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
@@ -51,7 +49,8 @@ DELTA_CASES = {
 ONE_ADDRESS = 8  # bytes: key_query_gradients keeps an offset of the last stores on the stack
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.long
+@pytest.mark.parametrize("target", WIDTHS)
 def test_the_kernels_of_the_delta_rule_do_not_spill_either(target: str) -> None:
     rows = run_compiling(
         f"""
@@ -73,7 +72,8 @@ print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits,
         assert tensor_core_instructions > 0, kernel
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.long
+@pytest.mark.parametrize("target", WIDTHS)
 def test_no_kernel_of_a_layer_spills(target: str) -> None:
     rows = run_compiling(
         f"""
@@ -89,7 +89,8 @@ print(json.dumps([[r.kernel, r.resources.spilled_bytes, r.resources.fits] for r 
         assert fits, kernel
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.long
+@pytest.mark.parametrize("target", WIDTHS)
 def test_the_decoding_kernel_does_not_spill(target: str) -> None:
     rows = run_compiling(
         f"""
@@ -148,22 +149,6 @@ def test_each_kernel_has_at_most_three_block_sizes() -> None:
         assert len({most_channels(kernel, *choice) for choice in choices}) <= 3, kernel
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "sm_70"], "invalid choice: 'sm_70'"),
-        pytest.param(
-            ["--width", "x"], "'x' is not a whole number from 1 to 4096", marks=pytest.mark.long
-        ),
-    ],
-)
-def test_the_command_names_what_it_knows(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "kernels.compile", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 @pytest.mark.parametrize("width", ["x", "0", "-5", "64.5", "1" + "0" * 5000])
 def test_a_width_that_no_head_has_is_refused(width, capsys):
     with pytest.raises(SystemExit) as exit:
@@ -175,6 +160,7 @@ def test_a_width_that_no_head_has_is_refused(width, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--target", "sm_70"], "invalid choice: 'sm_70'"),
         (["--family", "layers", "--delta"], "knows no --normalize and no --delta"),
         (["--delta", "--width", "64", "257"], "--delta has kernels up to --width 256, got 257"),
         ([], "TRITON_INTERPRET is set, and the interpreter compiles nothing: unset it"),

@@ -89,7 +89,7 @@ def no_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("layers", "lengths"),
     [
-        ("gated_deltanet", LENGTHS[:5]),
+        ("gated_deltanet", LENGTHS[:3]),
         *(pytest.param(k, LENGTHS, marks=pytest.mark.long) for k in KINDS),
     ],
 )

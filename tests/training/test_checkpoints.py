@@ -165,6 +165,7 @@ def test_no_room_is_noticed_before_writing(tmp_path, monkeypatch):
     assert "It needs about 0.0 MB, 0.0 MB were free" in str(error.value)
 
 
+@pytest.mark.long
 def test_killed_while_saving_the_previous_one_is_used(tmp_path):
     fit(tmp_path, max_steps=5)
     script = (

@@ -7,14 +7,14 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from conf.cli import CONF
+from conf.cli import CONF, rewrite_overrides
 from conf.schema import EvalSettings, GenerateSettings, TrainSettings
 from data.config import PrepareSettings
 from model.network import LanguageModel
 from model.training.config import check_rows
 from model.training.optimizers import build_optimizer
 from model.training.schedules import check_schedule, learning_rate_factor
-from tests.composing import composed
+from tests.composing import FREE_TEXT, composed, composed_by_hydra, composed_values
 
 CHOICES = sorted(
     (path.parent.name, path.stem) for path in CONF.glob("*/*.yaml") if path.parent.name != "mixer"
@@ -65,6 +65,22 @@ def test_models_have_the_size_in_their_name(choice, millions):
     assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.1)
     kinds = {type(settings.mixers[name]).__name__ for b in model.blocks for name in [b.name]}
     assert len(kinds) == 2, "the models are hybrids"
+
+
+def test_values_set_after_composing_are_those_that_hydra_sets():
+    typed = [
+        "model=60m",
+        "model.layers=(gla softmax)*2",
+        "model.mixers.gla.memory_length=[4,64]",
+        "+mixer@model.mixers.fast=gla",
+        "model.mixers.fast.heads=8",
+        "+model.mixers.mine.kind=linear",
+        "data.files=a (1).txt",
+        "trainer.minutes=null",
+    ]
+    by_hydra = composed_by_hydra("train", *rewrite_overrides(typed, FREE_TEXT))
+    assert composed_values("train", *typed) == by_hydra
+    assert by_hydra.model.mixers.fast.heads == 8
 
 
 @pytest.mark.parametrize("command", COMMANDS)

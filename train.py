@@ -140,6 +140,8 @@ def check_settings(
     with torch.device("meta"):  # widths are checked, no memory is taken
         model = LanguageModel(settings.model, settings.tokenizer.vocab_size if known else 1)
     check_choice(model, settings.trainer.kernels, device)
+    model.check_length(settings.data.seq_len, "data.seq_len")
+    model.check_length(settings.trainer.sample_tokens, "trainer.sample_tokens")
     check_memory(model, settings.trainer, settings.data.seq_len, device)
     return settings, folder, device, allowed
 

@@ -20,11 +20,13 @@ class Cache:
     states: one entry per block, (nested) named tuples of tensors [B, ...].
     segment: int64 [B], the document number of the last token.
     next_position: int64 [B], tokens of that document seen so far.
+    draws: which random features filled it, of all maps that have some.
     """
 
     states: tuple[Any, ...]
     segment: Tensor
     next_position: Tensor
+    draws: tuple[int, ...] = ()
 
     def reorder(self, rows: Tensor) -> "Cache":
         """The cache whose row i is this cache's row `rows[i]` (beam search, batch selection)."""
@@ -48,6 +50,7 @@ class Cache:
             _map_tensors(self.states, function),
             function(self.segment),
             function(self.next_position),
+            self.draws,
         )
 
 

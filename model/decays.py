@@ -5,20 +5,30 @@ of the decay, float32 and at most 0, in one of the shapes that `kernels.linear_a
 None, [H], [B, T, H] or [B, T, H, K]; `family` names it. Decays are float32 whatever the model's
 dtype: in bfloat16 RetNet's slower heads round to exactly 1.
 
+A decay is made with (settings, d_model, key_dim, depth): `key_dim` counts the channels of the
+mapped keys of all heads, `depth` says which block of the model it is in.
+
 `memory_length` M, in tokens, is the number of steps after which a decay has faded to 1/e:
 log-decay = -1/M.
 """
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import KDA_BOUND, LinearSettings
+from model.attention_mask import alibi_slope
+from model.buffers import Float32Buffers
+from model.linear_config import KDA_BOUND, LinearSettings
+from model.pattern import Depth
 
 DEFAULT_MEMORY = (16.0, 512.0)
+# Where Mamba-2 starts (Dao and Gu, 2024): rates uniform, steps uniform in the logarithm.
+MAMBA2_RATES = (1.0, 16.0)
+MAMBA2_STEPS = (1e-3, 0.1)
 
 
 class NoDecay(nn.Module):
@@ -26,7 +36,7 @@ class NoDecay(nn.Module):
 
     family = "none"
 
-    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> None:
@@ -36,21 +46,57 @@ class NoDecay(nn.Module):
         pass
 
 
-class RetNetDecay(nn.Module):
-    """Fixed per head: gamma_h = 1 - 2^(-5-h) (Sun et al., 2023, Retentive Network)."""
+class FixedDecay(Float32Buffers):
+    """Constant per head.
+
+    log_decays: (heads, depth) -> the logarithm of each head's decay.
+    """
 
     family = "head"
 
-    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+    def __init__(
+        self,
+        log_decays: Callable[[int, Depth], list[float]],
+        settings: LinearSettings,
+        d_model: int,
+        key_dim: int,
+        depth: Depth,
+    ) -> None:
         super().__init__()
-        # Not a buffer: `model.to(bfloat16)` would round it.
-        self.log_decay = tuple(math.log1p(-(2.0 ** (-5 - h))) for h in range(settings.heads))
+        self.values = tuple(log_decays(settings.heads, depth))
+        self.register_buffer("log_decay", torch.empty(settings.heads), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _constant(self.log_decay, x.device)
+        return self.log_decay
 
     def init_weights(self) -> None:
-        pass
+        self.log_decay.copy_(torch.tensor(self.values, device="cpu"))
+
+
+def retnet(heads: int, depth: Depth) -> list[float]:
+    """1 - 2^(-5-h) (Sun et al., 2023, Retentive Network)."""
+    return [math.log1p(-(2.0 ** (-5 - h))) for h in range(heads)]
+
+
+def retnet_lm(heads: int, depth: Depth) -> list[float]:
+    """From 1 - 1/32 to 1 - 1/512, evenly in the logarithm: the same paper's language models."""
+    steps = max(heads - 1, 1)
+    return [math.log1p(-(2.0 ** (-5 - 4 * h / steps))) for h in range(heads)]
+
+
+def alibi(heads: int, depth: Depth) -> list[float]:
+    """ALiBi's slopes (Press et al., 2022): here exp(-slope * distance) multiplies the weights."""
+    head = torch.arange(heads, device="cpu")
+    return (-alibi_slope(head, heads, torch.float64)).tolist()
+
+
+def lightning(heads: int, depth: Depth) -> list[float]:
+    """ALiBi's slopes, smaller in later blocks: times 1 - l / (L - 1) + 1e-5 in block l of L.
+
+    Source: Qin et al., 2024, Lightning Attention-2 and TransNormerLLM.
+    """
+    share = 1 - depth.index / max(depth.count - 1, 1) + 1e-5
+    return [share * log_decay for log_decay in alibi(heads, depth)]
 
 
 class LearnedDecay(nn.Module):
@@ -58,7 +104,7 @@ class LearnedDecay(nn.Module):
 
     family = "head"
 
-    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
         super().__init__()
         self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
         self.log_memory = nn.Parameter(torch.empty(settings.heads))
@@ -80,7 +126,7 @@ class GLADecay(nn.Module):
 
     family = "channel"
 
-    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
         super().__init__()
         self.heads = settings.heads
         self.temperature = settings.decay_temperature or 16.0
@@ -106,30 +152,44 @@ class GLADecay(nn.Module):
 
 
 class Mamba2Decay(nn.Module):
-    """Per head and token: -exp(A_h) softplus(x W + b) (Dao and Gu, 2024; Gated DeltaNet, 2025).
+    """Per head and token: -exp(A_h) dt, dt = softplus(x W + b) (Dao and Gu, 2024, Mamba-2).
 
-    exp(A) starts at 1, and the biases where softplus(b) = 1 / M with the memory lengths of the
-    heads spread between the two ends of `memory_length`.
+    Starts as published: exp(A) uniform in 1 to 16, softplus(b) uniform in the logarithm in 0.001 to
+    0.1. With `memory_length`, exp(A) starts at 1, and softplus(b) at 1 / M with the memory lengths
+    of the heads spread between its two ends.
     """
 
     family = "scalar"
 
-    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
         super().__init__()
-        self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
+        self.memory = settings.memory_length
         self.gate = nn.Linear(d_model, settings.heads, bias=False)
         self.bias = nn.Parameter(torch.empty(settings.heads))
         self.log_rate = nn.Parameter(torch.empty(settings.heads))
 
     def forward(self, x: Tensor) -> Tensor:
-        steps = F.softplus(self.gate(x).float() + self.bias.float())
+        return self.of_steps(self.steps(x))
+
+    def steps(self, x: Tensor) -> Tensor:
+        """dt, float32 [B, T, H]."""
+        return F.softplus(self.gate(x).float() + self.bias.float())
+
+    def of_steps(self, steps: Tensor) -> Tensor:
+        """The log-decay of steps dt."""
         return -self.log_rate.float().exp() * steps
 
+    @torch.no_grad()
     def init_weights(self) -> None:
-        nn.init.zeros_(self.log_rate)
-        rate = 1 / _log_spaced(self.memory, self.bias.numel())
-        with torch.no_grad():
-            self.bias.copy_(torch.log(torch.expm1(rate)))
+        if self.memory is None:
+            self.log_rate.uniform_(*MAMBA2_RATES).log_()
+            low, high = MAMBA2_STEPS
+            steps = torch.empty_like(self.bias, dtype=torch.float64)
+            steps.uniform_(math.log(low), math.log(high)).exp_()
+        else:
+            nn.init.zeros_(self.log_rate)
+            steps = 1 / _log_spaced(tuple(self.memory), self.bias.numel())
+        self.bias.copy_(torch.log(torch.expm1(steps)))
 
 
 class KDADecay(nn.Module):
@@ -141,7 +201,7 @@ class KDADecay(nn.Module):
 
     family = "channel"
 
-    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int) -> None:
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
         super().__init__()
         self.heads = settings.heads
         self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
@@ -179,11 +239,55 @@ class BoundedKDADecay(KDADecay):
         return torch.logit(rate / KDA_BOUND)
 
 
-DECAYS: dict[str, type[nn.Module]] = {
+class HGRN2Decay(nn.Module):
+    """Per key channel and token: log(b + (1 - b) sigmoid(x W)) (Qin et al., 2024, HGRN2).
+
+    b is a lower bound per channel, higher in later blocks, so that these remember longer. It starts
+    at l / L in block l of L, where the source's starts, and is learned; block 0 has none. In the
+    source all bounds come from one softmax over the blocks and always rise; here each block has its
+    own.
+    """
+
+    family = "channel"
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
+        super().__init__()
+        self.heads = settings.heads
+        self.start = depth.index / depth.count
+        self.gate = nn.Linear(d_model, key_dim, bias=False)
+        self.bound_logit = nn.Parameter(torch.empty(key_dim)) if depth.index else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x).float()
+        log_decay = F.logsigmoid(gate)
+        if self.bound_logit is not None:
+            log_decay = _bounded(log_decay, gate, self.bound_logit.float())
+        return log_decay.unflatten(-1, (self.heads, -1))
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        if self.bound_logit is not None:
+            self.bound_logit.fill_(math.log(self.start / (1 - self.start)))
+
+
+def _bounded(log_sigmoid: Tensor, gate: Tensor, bound_logit: Tensor) -> Tensor:
+    """log(b + (1 - b) sigmoid(gate)), b = sigmoid(bound_logit), accurate near 0 and near -inf."""
+    log_rest = F.logsigmoid(-bound_logit)  # log(1 - b)
+    forgotten = torch.exp(log_rest + F.logsigmoid(-gate))
+    near_1 = torch.log1p(-forgotten.clamp(max=0.5))
+    elsewhere = torch.logaddexp(F.logsigmoid(bound_logit), log_rest + log_sigmoid)
+    return torch.where(forgotten < 0.5, near_1, elsewhere)
+
+
+DECAYS: dict[str, Callable[[LinearSettings, int, int, Depth], nn.Module]] = {
     "none": NoDecay,
-    "retnet": RetNetDecay,
+    "retnet": functools.partial(FixedDecay, retnet),
+    "retnet_lm": functools.partial(FixedDecay, retnet_lm),
+    "lightning": functools.partial(FixedDecay, lightning),
+    "alibi": functools.partial(FixedDecay, alibi),
     "learned": LearnedDecay,
     "gla": GLADecay,
+    "hgrn2": HGRN2Decay,
     "mamba2": Mamba2Decay,
     "kda": KDADecay,
     "kda_bounded": BoundedKDADecay,
@@ -195,16 +299,3 @@ def _log_spaced(ends: tuple[float, ...], count: int) -> Tensor:
     if count == 1:
         return torch.tensor([math.exp((low + high) / 2)], dtype=torch.float64)
     return torch.linspace(low, high, count, dtype=torch.float64).exp()
-
-
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """A float32 tensor made once per device: no host-to-device copy at every call."""
-    if torch.compiler.is_compiling():  # becomes a constant of the program, made once as well
-        return torch.tensor(values, dtype=torch.float32, device=device)
-    return _cached_constant(values, device)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return torch.tensor(values, dtype=torch.float32, device=device)

@@ -10,7 +10,7 @@ from model.config import ModelSettings
 from model.layers import RMSNorm, SwiGLU
 from model.mixers import build_mixer
 from model.mixers.softmax import SoftmaxMixer
-from model.pattern import expand
+from model.pattern import Depth, expand
 from model.sequence import SequenceInfo
 
 # How sure the head is of a token that was looked up alone, in nats above an unrelated one. Measured
@@ -25,11 +25,11 @@ _PROGRAMS_PER_KIND = 8
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, branches: tuple[str, ...], settings: ModelSettings) -> None:
+    def __init__(self, branches: tuple[str, ...], settings: ModelSettings, depth: Depth) -> None:
         super().__init__()
         self.name = "+".join(branches)
         self.mixer_norm = RMSNorm(settings.d_model, settings.norm_eps)
-        self.mixer = build_mixer(branches, settings)
+        self.mixer = build_mixer(branches, settings, depth)
         self.ffn_norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.ffn = SwiGLU(settings.d_model, settings.ffn_dim)
 
@@ -59,13 +59,20 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, settings.d_model)
         pattern = expand(settings.layers, settings.mixers)
-        self.blocks = nn.ModuleList(Block(branches, settings) for branches in pattern)
+        self.blocks = nn.ModuleList(
+            Block(branches, settings, Depth(index, len(pattern)))
+            for index, branches in enumerate(pattern)
+        )
         self.norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.head = nn.Linear(settings.d_model, vocab_size, bias=False)
         if settings.tie_embeddings:
             self.head.weight = self.embedding.weight
         self.compiled = False
         self.kernels = "auto"
+        parts = list(self.blocks.modules())
+        self._redrawn = [part for part in parts if hasattr(part, "redraw")]
+        limits = [part.max_length for part in parts if hasattr(part, "max_length")]
+        self.max_length: int | None = min(limits, default=None)
         self.init_weights()
 
     def compile_blocks(self) -> None:
@@ -86,7 +93,11 @@ class LanguageModel(nn.Module):
         """Final normalised hidden states [B, T, d_model] of packed rows.
 
         segments: int [B, T] document numbers, non-decreasing along a row; None: one document.
+
+        Raises:
+            ValueError: the rows are longer than a mixer allows.
         """
+        self.check_length(tokens.shape[1], "the length of a row")
         if segments is not None and not self.compiled and _one_document_on_cpu(segments):
             segments = None  # masks would be all ones; compiled, it would be a second program
         info = SequenceInfo.of(tokens, segments, kernels=self.kernels)
@@ -113,14 +124,26 @@ class LanguageModel(nn.Module):
             tokens: int [B, T], T >= 1, what follows the tokens that `cache` has seen.
             segments: document numbers; None: everything continues the cache's document. Padding
                 on the left is a document of its own with a lower number.
+
+        Raises:
+            ValueError: no tokens; a document longer than a mixer allows; or random features were
+                drawn anew since the cache was filled.
         """
         if tokens.shape[1] == 0:
             raise ValueError("decode needs at least one token; an empty text starts with BOS")
         if segments is None:
             start = tokens.new_zeros(len(tokens)) if cache is None else cache.segment
             segments = start[:, None].expand(tokens.shape)
+        draws = tuple(part.current_draw() for part in self._redrawn)
+        if cache is not None and cache.draws != draws:
+            raise ValueError(
+                f"the cache was filled with other random features (draws {cache.draws}) than the "
+                f"model has now ({draws}), and its states mean nothing to them: fill a new cache"
+            )
         known = (None, None) if cache is None else (cache.segment, cache.next_position)
         info = SequenceInfo.of(tokens, segments, *known, kernels=self.kernels)
+        if self.max_length is not None:
+            self.check_length(int(info.positions.max()) + 1, "the length of a document")
         states = [None] * len(self.blocks) if cache is None else cache.states
         x = self.embedding(tokens)
         kept = []
@@ -128,7 +151,24 @@ class LanguageModel(nn.Module):
             x, state = block(x, info, state, keep_state=True)
             kept.append(state)
         logits = self.head(self.norm(x[:, -1]))
-        return logits, Cache(tuple(kept), *advance(segments, info.positions))
+        return logits, Cache(tuple(kept), *advance(segments, info.positions), draws)
+
+    def redraw(self, steps: int) -> None:
+        """Draws random features for the training step after `steps` optimizer steps, where due.
+
+        A pure function of the settings and `steps`; what is not trained keeps its features.
+        """
+        for part in self._redrawn:
+            part.redraw(steps)
+
+    def check_length(self, length: int, name: str) -> None:
+        """Raises ValueError where `name`, a number of tokens, is more than a mixer allows."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"{name} ({length:,} tokens) is more than max_length={self.max_length:,} of "
+                "feature_map=cosformer, up to which its weights are positive; give a higher "
+                "max_length when training, or fewer tokens"
+            )
 
     def _apply(self, fn, recurse=True):
         # `to_empty` and moves from the meta device replace parameters one by one: tie them again.

@@ -12,9 +12,17 @@ block   := branch | branch + branch ...   parallel branches of one block
 import difflib
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
 MAX_LAYERS = 4096
 _TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<count>\d+)|(?P<sign>[()*+]))")
+
+
+class Depth(NamedTuple):
+    """Where a block stands: its number, from 0, among the `count` blocks of the model."""
+
+    index: int
+    count: int
 
 
 def expand(pattern: str, names: Collection[str] | None = None) -> list[tuple[str, ...]]:

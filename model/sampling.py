@@ -82,11 +82,15 @@ def generate(
         pad_id: what rows yield after their end.
         segments: int [B, T]: shorter prompts are padded on the left, the padding being a document
             of its own with a lower number.
+
+    Raises:
+        ValueError: no tokens, or with the new ones more than a mixer allows.
     """
     if prompts.shape[1] == 0:
         raise ValueError("the prompt has no tokens: an empty text starts with BOS")
     if max_new_tokens <= 0:
         return
+    model.check_length(prompts.shape[1] + max_new_tokens - 1, "prompt with max_new_tokens")
     cache = None
     for start in range(0, prompts.shape[1], prefill_chunk):
         at = slice(start, start + prefill_chunk)

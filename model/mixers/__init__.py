@@ -21,11 +21,12 @@ from model.config import LinearSettings, ModelSettings, SoftmaxSettings
 from model.mixers.linear import LinearMixer
 from model.mixers.parallel import ParallelMixers
 from model.mixers.softmax import SoftmaxMixer
+from model.pattern import Depth
 
 _MIXERS = {SoftmaxSettings: SoftmaxMixer, LinearSettings: LinearMixer}
 
 
-def build_mixer(branches: tuple[str, ...], settings: ModelSettings) -> nn.Module:
+def build_mixer(branches: tuple[str, ...], settings: ModelSettings, depth: Depth) -> nn.Module:
     """The mixer of one block: `branches` names one entry of `model.mixers`, or several in parallel.
 
     Raises:
@@ -35,7 +36,7 @@ def build_mixer(branches: tuple[str, ...], settings: ModelSettings) -> nn.Module
     for name in branches:
         mixer = settings.mixers[name]
         try:
-            built.append(_MIXERS[type(mixer)](mixer, settings.d_model, settings.norm_eps))
+            built.append(_MIXERS[type(mixer)](mixer, settings.d_model, settings.norm_eps, depth))
         except ValueError as error:
             raise ValueError(f"model.mixers.{name}: {error}") from None
     return built[0] if len(built) == 1 else ParallelMixers(built)

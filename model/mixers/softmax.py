@@ -15,6 +15,7 @@ from model.config import SoftmaxSettings
 from model.flex import prepare_block_mask
 from model.kv_cache import KVState, extend, trim
 from model.layers import ConvState, ShortConv
+from model.pattern import Depth
 from model.sequence import SequenceInfo, rotate
 
 
@@ -25,7 +26,9 @@ class SoftmaxMixerState(NamedTuple):
 
 
 class SoftmaxMixer(nn.Module):
-    def __init__(self, settings: SoftmaxSettings, d_model: int, norm_eps: float) -> None:
+    def __init__(
+        self, settings: SoftmaxSettings, d_model: int, norm_eps: float, depth: Depth
+    ) -> None:
         super().__init__()
         head_dim = settings.head_dim
         if head_dim is None:

@@ -65,6 +65,7 @@ class TrainingModule(L.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         settings = self.training_settings
+        self.model.redraw(self.trainer.global_step)
         step = self.trainer.global_step + 1
         tokens = step * settings.batch_tokens
         targets = self._sum_over_ranks((batch["labels"] != IGNORED).sum())

@@ -19,6 +19,7 @@ from model.kv_cache import extend, trim
 from model.mixers import build_mixer
 from model.mixers.softmax import SoftmaxMixer
 from model.network import LanguageModel
+from model.pattern import Depth
 from model.sequence import SequenceInfo
 from tests.composing import composed, small_model
 
@@ -373,6 +374,7 @@ def test_recall_init_looks_up_what_followed_the_same_token(kv_heads):
             "model.mixers.softmax.recall_init=true",
             "model.mixers.softmax.rope_base=null",
         ).model,
+        Depth(0, 1),
     )
     torch.manual_seed(0)
     for module in (mixer.conv_k, mixer.conv_v, mixer):

@@ -10,7 +10,9 @@ from model.network import LanguageModel
 from tests.composing import PRESETS, composed, small_model
 
 EVERY_PRESET = pytest.mark.parametrize("layers", [*PRESETS, "gla+window softmax retnet"])
-WITH_CONV = ("model.mixers.gla.conv_width=4", "model.mixers.retnet.conv_width=4")
+WITH_CONV = tuple(
+    f"model.mixers.{name}.conv_width=4" for name in PRESETS if name not in ("softmax", "window")
+)
 
 
 def tokens_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -375,6 +377,27 @@ def test_any_number_of_kinds_of_blocks_is_compiled_each_kind_once():
     for _ in range(2):
         model(tokens_of(2, 40), torch.zeros(2, 40, dtype=torch.long))
     assert programs.frame_count == 2
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(recompile_limit=5)
+def test_blocks_that_differ_in_their_depth_share_a_program():
+    torch._dynamo.reset()  # programs that other tests compiled count against the limit
+    model = small_model("hgrn2*3 lightning*3 performer*3")
+    programs = CompileCounterWithBackend("eager")
+    for block in model.blocks:
+        block.compile(backend=programs, fullgraph=True)
+    tokens, segments = tokens_of(2, 40), (torch.arange(40) > 9).long().expand(2, -1)
+    compiled = model(tokens, segments)
+    assert programs.frame_count == 4  # the first block has no lower bound
+    model.redraw(1000)
+    model(tokens, segments)
+    assert programs.frame_count == 4
+    plain = small_model("hgrn2*3 lightning*3 performer*3")
+    plain.load_state_dict(model.state_dict())
+    model.redraw(0)
+    plain.redraw(0)
+    assert torch.allclose(compiled, plain(tokens, segments), atol=1e-5)
 
 
 def test_16_bit_weights_can_be_initialised_again():

@@ -1,0 +1,240 @@
+"""Decays, writes and what is around the recurrence, against formulas; large inputs; 16 bits."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.attention_mask import alibi_slope
+from model.feature_maps import FEATURE_MAPS
+from model.sequence import SequenceInfo
+from model.training.optimizers import build_optimizer
+from tests.composing import PRESETS, composed, small_model
+
+LINEAR = [name for name in PRESETS if name not in ("softmax", "window")]
+
+
+def mixer_of(name: str, *overrides: str, blocks: int = 1):
+    torch.manual_seed(0)
+    return small_model(f"{name}*{blocks}", *overrides).blocks[blocks - 1].mixer
+
+
+def log_decay_of(name: str, *overrides: str, blocks: int = 1) -> torch.Tensor:
+    x = torch.randn(1, 9, 32, generator=torch.Generator().manual_seed(0))
+    return mixer_of(name, *overrides, blocks=blocks).decay(x)
+
+
+def info_of(length: int, *borders: int) -> SequenceInfo:
+    segments = torch.bucketize(torch.arange(length), torch.tensor([*borders, length]), right=True)
+    return SequenceInfo.of(torch.zeros(1, length), segments[None])
+
+
+def changed_after(mixer, at: int, info: SequenceInfo) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs, and outputs with inputs 100 times as large from token `at` on."""
+    torch.manual_seed(1)
+    x = torch.randn(1, 129, 32)
+    changed = torch.cat((x[:, :at], 100 * torch.randn(1, 129 - at, 32)), dim=1)
+    with torch.no_grad():
+        return mixer(x, info)[0], mixer(changed, info)[0]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_large_later_inputs_change_nothing_before_them(name):
+    mixer = mixer_of(name)
+    before, after = changed_after(mixer, 80, SequenceInfo.of(torch.zeros(1, 129)))
+    assert torch.allclose(before[:, :80], after[:, :80], atol=1e-6, rtol=0)
+    before, after = changed_after(mixer, 50, info_of(129, 50))
+    assert torch.equal(before[:, :50], after[:, :50])
+    assert bool(torch.isfinite(after).all())
+
+
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+def test_the_same_with_every_feature_map_and_a_head_that_forgets_nothing(feature_map):
+    normalize = FEATURE_MAPS[feature_map].sign != "signed"
+    mixer = mixer_of(
+        "retnet",
+        f"model.mixers.retnet.feature_map={feature_map}",
+        f"model.mixers.retnet.normalize={str(normalize).lower()}",
+        "model.mixers.retnet.rope_base=null",
+    )
+    mixer.decay.log_decay[0] = 0
+    before, after = changed_after(mixer, 80, SequenceInfo.of(torch.zeros(1, 129)))
+    assert torch.allclose(before[:, :80], after[:, :80], atol=1e-6, rtol=0)
+    before, after = changed_after(mixer, 50, info_of(129, 50))
+    assert torch.equal(before[:, :50], after[:, :50])
+    assert bool(torch.isfinite(after).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_16_bit_model_computes_what_its_weights_say(name):
+    """Decays and positions stay float32: only matrix products and inputs are rounded."""
+    torch.manual_seed(0)
+    half = small_model(name).to(torch.bfloat16)
+    exact = small_model(name)
+    exact.load_state_dict({key: value.float() for key, value in half.state_dict().items()})
+    tokens = torch.randint(64, (2, 129))
+    got, wanted = half.hidden(tokens).float(), exact.hidden(tokens)
+    assert (got - wanted).norm() < 0.04 * wanted.norm()
+    x = torch.randn(1, 3, 32)
+    decays = half.blocks[0].mixer.decay(x.bfloat16()), exact.blocks[0].mixer.decay(x)
+    if decays[0] is not None:
+        assert decays[0].dtype == torch.float32
+        assert torch.allclose(*decays, rtol=0.05, atol=1e-3)
+
+
+def test_fixed_decays_have_their_published_spread():
+    heads = ["model.mixers.retnet.heads=8"]
+
+    def kept(decay):
+        return log_decay_of("retnet", f"model.mixers.retnet.decay={decay}", *heads).double().exp()
+
+    h = torch.arange(8, dtype=torch.float64)
+    assert torch.allclose(kept("retnet"), 1 - 2.0 ** (-5 - h), atol=1e-7)
+    spread = torch.linspace(math.log(1 / 32), math.log(1 / 512), 8, dtype=torch.float64)
+    assert torch.allclose(kept("retnet_lm"), 1 - spread.exp(), atol=1e-7)
+    assert torch.allclose(kept("alibi"), (-(2.0 ** (-1 - h))).exp(), atol=1e-7)
+
+
+def test_lightning_forgets_less_in_later_blocks():
+    slopes = alibi_slope(torch.arange(2), 2)
+    for blocks, share in ((1, 1), (2, 0), (5, 0)):
+        log_decay = log_decay_of("lightning", blocks=blocks)
+        assert torch.allclose(log_decay, -slopes * (share + 1e-5), rtol=1e-5)
+    torch.manual_seed(0)
+    middle = small_model("lightning*5").blocks[1].mixer.decay(torch.zeros(1, 1, 32))
+    assert torch.allclose(middle, -slopes * (0.75 + 1e-5))
+
+
+def test_alibi_multiplies_weights_by_an_exponential_of_the_distance():
+    mixer = mixer_of("linear", "model.mixers.linear.decay=alibi")
+    x = torch.randn(1, 40, 32)
+    q, k = (
+        mixer.feature_map.function(part(x).unflatten(-1, (2, -1))) for part in (mixer.q, mixer.k)
+    )
+    v = mixer.v(x).unflatten(-1, (2, -1))
+    distance = (torch.arange(40)[:, None] - torch.arange(40)).double()
+    bias = -alibi_slope(torch.arange(2), 2, torch.float64)[:, None, None] * distance
+    weights = torch.einsum("bihd,bjhd->bhij", q, k).double() * bias.tril().exp()
+    weights = weights.tril() / weights.tril().sum(-1, keepdim=True)
+    wanted = torch.einsum("bhij,bjhv->bihv", weights, v.double()).flatten(-2)
+    got = mixer(x, SequenceInfo.of(torch.zeros(1, 40)))[0]
+    assert torch.allclose(got.double(), wanted @ mixer.out.weight.double().T, atol=1e-5)
+
+
+def test_mamba2_is_its_recurrence():
+    mixer = mixer_of("mamba2", "model.mixers.mamba2.conv_width=0")
+    torch.nn.init.normal_(mixer.skip)
+    x = torch.randn(1, 30, 32)
+    got = mixer(x, SequenceInfo.of(torch.zeros(1, 30)))[0]
+
+    double = mixer.double()
+    x = x.double()[0]
+    q, k = double.q(x) * 32**-0.5, double.k(x)  # of all heads: qk_heads=1
+    v, gate = (part(x).unflatten(-1, (2, 32)) for part in (double.v, double.gate))
+    dt = F.softplus(double.decay.gate(x) + double.decay.bias)
+    kept = torch.exp(-double.decay.log_rate.exp() * dt)
+    state, outputs = torch.zeros(2, 32, 32, dtype=torch.float64), []
+    for t in range(30):
+        state = kept[t, :, None, None] * state
+        state = state + k[t][None, :, None] * (dt[t, :, None] * v[t])[:, None]
+        outputs.append(q[t] @ state + double.skip[:, None] * v[t])
+    y = torch.stack(outputs) * F.silu(gate)
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * double.norm.weight
+    wanted = double.out(y.flatten(-2))
+    assert torch.allclose(got[0].double(), wanted, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_mamba2_starts_and_is_regularised_as_published():
+    torch.manual_seed(0)
+    model = small_model("mamba2", "model.mixers.mamba2.heads=32")
+    mixer = model.blocks[0].mixer
+    rate, dt = mixer.decay.log_rate.exp(), F.softplus(mixer.decay.bias)
+    assert 1 <= rate.min() < 3 < 14 < rate.max() <= 16
+    assert 1e-3 * 0.999 <= dt.min() < 2e-3 < 0.05 < dt.max() <= 0.1 * 1.001
+    assert dt.log().std() > 1  # uniform in the logarithm
+    assert torch.equal(mixer.skip, torch.ones(32))
+    groups = build_optimizer(composed().optimizer, model, "32-true").param_groups
+    free = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert {id(p) for p in (mixer.decay.log_rate, mixer.decay.bias, mixer.skip)} <= free
+    assert id(mixer.decay.gate.weight) not in free
+
+
+def test_queries_and_keys_of_one_head_are_shared_by_all():
+    shared = mixer_of(
+        "linear", "model.mixers.linear.qk_heads=1", "model.mixers.linear.expand_k=0.5"
+    )
+    own = mixer_of("linear")
+    own.load_state_dict(shared.state_dict() | {
+        name: torch.cat((shared.state_dict()[name],) * 2) for name in ("q.weight", "k.weight")
+    })  # fmt: skip
+    x, info = torch.randn(1, 50, 32), SequenceInfo.of(torch.zeros(1, 50))
+    assert torch.allclose(shared(x, info)[0], own(x, info)[0], atol=1e-5)
+
+
+def test_hgrn2_takes_keys_from_its_decay():
+    mixer = mixer_of("hgrn2", blocks=2)
+    assert mixer.k is None
+    x = torch.randn(1, 25, 32)
+    kept = mixer.decay(x).double().exp()[0]
+    q = F.silu(mixer.q(x).unflatten(-1, (2, -1))).double()[0] * 16**-0.5
+    v = mixer.v(x).unflatten(-1, (2, -1)).double()[0]
+    state, outputs = torch.zeros(2, 16, 16, dtype=torch.float64), []
+    for t in range(25):
+        state = kept[t, :, :, None] * state + (1 - kept[t])[:, :, None] * v[t][:, None]
+        outputs.append(torch.einsum("hk,hkv->hv", q[t], state))
+    y = mixer.out(mixer.norm(torch.stack(outputs).float()).flatten(-2))
+    assert torch.allclose(mixer(x, SequenceInfo.of(torch.zeros(1, 25)))[0][0], y, atol=1e-5)
+
+
+def test_hgrn2s_lower_bound_rises_from_block_to_block():
+    torch.manual_seed(0)
+    model = small_model("hgrn2*4")
+    x = torch.full((1, 1, 32), 1e4)
+    for index, block in enumerate(model.blocks):
+        block.mixer.decay.gate.weight.data.fill_(-1)  # gates so low that only the bound is left
+        kept = block.mixer.decay(x).double().exp()
+        assert torch.allclose(kept, torch.tensor(index / 4, dtype=torch.float64), atol=1e-6)
+
+
+def test_bounded_decays_are_exact_for_any_gate():
+    decay = mixer_of("hgrn2", blocks=3).decay
+    decay.bound_logit.data.copy_(torch.linspace(-30, 30, 32))
+    decay.gate.weight.data.copy_(torch.eye(32))
+    x = torch.linspace(-60, 60, 241)[None, :, None].expand(1, -1, 32).contiguous().requires_grad_()
+    log_decay = decay(x).flatten(-2)
+    bound = torch.sigmoid(decay.bound_logit.double())
+    rest = torch.sigmoid(-decay.bound_logit.double())
+    wanted = torch.logaddexp(bound.log(), rest.log() + F.logsigmoid(x.double()))
+    forgotten = rest * torch.sigmoid(-x.double())
+    wanted = torch.where(forgotten < 0.5, torch.log1p(-forgotten), wanted)
+    assert log_decay.max() <= 0
+    assert torch.allclose(log_decay.double(), wanted, rtol=3e-5, atol=1e-30)
+    assert bool(torch.isfinite(torch.autograd.grad(log_decay.sum(), x)[0]).all())
+
+
+def test_rotary_positions_before_a_dot_product_map_see_distances_only():
+    mixer = mixer_of("taylor", "model.mixers.taylor.rope_base=100.0")
+    q, k = torch.randn(2, 1, 1, 16)
+    info = SequenceInfo.of(torch.zeros(1, 60))
+
+    def weight(at, before):
+        x = torch.zeros(1, 60, 16)
+        x[:, at], x[:, before] = q, k
+        mapped = mixer._map(x, x, None, info, None)
+        return (mapped.q[0, at] * mapped.k[0, before]).sum(-1)
+
+    assert torch.allclose(weight(9, 4), weight(55, 50), rtol=1e-4)
+    assert not torch.allclose(weight(9, 4), weight(9, 7), rtol=1e-2)
+
+
+def test_texts_longer_than_cosformers_maximum_are_refused():
+    model = small_model("cosformer", "model.mixers.cosformer.max_length=20").eval()
+    model(torch.zeros(1, 20, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"row \(21 tokens\) is more than max_length=20"):
+        model(torch.zeros(1, 21, dtype=torch.long))
+    _, cache = model.decode(torch.zeros(1, 20, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"document \(21 tokens\) is more than max_length=20"):
+        model.decode(torch.zeros(1, 1, dtype=torch.long), cache)
+    model.decode(torch.zeros(1, 1, dtype=torch.long), cache, cache.segment[:, None] + 1)

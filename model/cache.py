@@ -38,6 +38,14 @@ class Cache:
         self._map(lambda x: sizes.append(x.numel() * x.element_size()) or x)
         return sum(sizes)
 
+    def compact(self) -> "Cache":
+        """The same with copies of what are small parts of larger tensors.
+
+        The last keys of a long prompt, or its last maximum, would otherwise keep all of the
+        prompt's in memory for as long as the cache lives.
+        """
+        return self._map(_copy_of_a_part)
+
     def truncate(self, tokens: int) -> "Cache":
         """Refused: recurrent and window states cannot forget their last tokens."""
         raise ValueError(
@@ -52,6 +60,12 @@ class Cache:
             function(self.next_position),
             self.draws,
         )
+
+
+def _copy_of_a_part(x: Tensor) -> Tensor:
+    # Up to twice its size is no prompt: a step's window is one token shorter than what it read.
+    held = x.untyped_storage().nbytes()
+    return x.clone() if held > 2 * x.numel() * x.element_size() else x
 
 
 def _map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -151,7 +151,8 @@ class LanguageModel(nn.Module):
             x, state = block(x, info, state, keep_state=True)
             kept.append(state)
         logits = self.head(self.norm(x[:, -1]))
-        return logits, Cache(tuple(kept), *advance(segments, info.positions), draws)
+        cache = Cache(tuple(kept), *advance(segments, info.positions), draws)
+        return logits, cache.compact()
 
     def redraw(self, steps: int) -> None:
         """Draws random features for the training step after `steps` optimizer steps, where due.

@@ -1,4 +1,4 @@
-"""The network over every preset: causality, documents, decoding in pieces, 16-bit, tying."""
+"""The network around its mixers: widths, weights, cost, positions, compiled blocks."""
 
 import pytest
 import torch
@@ -7,159 +7,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from kernels import linear_attention as run
 from model.mixers import linear as linear_mixer
 from model.network import LanguageModel
-from tests.composing import PRESETS, composed, small_model
-
-EVERY_PRESET = pytest.mark.parametrize("layers", [*PRESETS, "gla+window softmax retnet"])
-WITH_CONV = tuple(
-    f"model.mixers.{name}.conv_width=4" for name in PRESETS if name not in ("softmax", "window")
-)
-
-
-def tokens_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(64, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@EVERY_PRESET
-def test_later_tokens_change_nothing_before_them(layers):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV)
-    tokens = tokens_of(2, 129)
-    changed = tokens.clone()
-    changed[:, 80:] = tokens_of(2, 49, seed=1)
-    before, after = model(tokens), model(changed)
-    assert torch.allclose(before[:, :80], after[:, :80], atol=1e-6, rtol=0)
-    assert not torch.allclose(before[:, 80:], after[:, 80:], atol=1e-3)
-
-
-@EVERY_PRESET
-def test_document_b_is_unchanged_when_document_a_changes(layers):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV)
-    tokens = tokens_of(1, 129)
-    segments = (torch.arange(129) >= 50).long()[None]
-    changed = tokens.clone()
-    changed[:, :50] = tokens_of(1, 50, seed=1)
-
-    def output_and_gradients(tokens):
-        embedded = []
-        model.zero_grad()
-        hook = model.embedding.register_forward_hook(
-            lambda module, args, out: embedded.append(out) or out.retain_grad()
-        )
-        out = model(tokens, segments)[:, 50:]
-        hook.remove()
-        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-        return out, embedded[0].grad[:, 50:], embedded[0].grad[:, :50]
-
-    out, inside, leaked = output_and_gradients(tokens)
-    out_changed, inside_changed, _ = output_and_gradients(changed)
-    assert torch.equal(out, out_changed)
-    assert torch.equal(inside, inside_changed)
-    assert not leaked.any()
-
-
-@EVERY_PRESET
-def test_a_document_is_the_same_alone_and_packed(layers):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV)
-    tokens = tokens_of(1, 129)
-    segments = (torch.arange(129) >= 50).long()[None]
-    packed = model(tokens, segments)
-    assert torch.allclose(packed[:, :50], model(tokens[:, :50]), atol=2e-5)
-    assert torch.allclose(packed[:, 50:], model(tokens[:, 50:]), atol=2e-5)
-
-
-@EVERY_PRESET
-@pytest.mark.parametrize("pieces", [(1,) * 12, (37, 1, 29, 1, 1, 70), (138, 1), (2, 137)])
-def test_decoding_in_pieces_equals_the_full_forward(layers, pieces):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV).eval()
-    tokens = tokens_of(2, sum(pieces))
-    full = model(tokens)
-    cache, end = None, 0
-    for piece in pieces:
-        logits, cache = model.decode(tokens[:, end : end + piece], cache)
-        end += piece
-        assert torch.allclose(logits, full[:, end - 1], atol=3e-5)
-    assert cache.next_position.tolist() == [sum(pieces)] * 2
-
-
-@EVERY_PRESET
-def test_padding_on_the_left_changes_nothing(layers):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV).eval()
-    long, short = tokens_of(1, 30), tokens_of(1, 21, seed=1)
-    rows = torch.cat((long, torch.cat((tokens_of(1, 9, seed=2), short), dim=1)))
-    segments = torch.ones(2, 30, dtype=torch.int64)
-    segments[1, :9] = 0
-    logits, cache = model.decode(rows, segments=segments)
-    alone, cache_alone = model.decode(short)
-    assert torch.allclose(logits[1], alone[0], atol=3e-5)
-    for step in range(20):
-        token = tokens_of(1, 1, seed=10 + step)
-        logits, cache = model.decode(token.expand(2, 1), cache)
-        alone, cache_alone = model.decode(token, cache_alone)
-        assert torch.allclose(logits[1], alone[0], atol=3e-5)
-
-
-@EVERY_PRESET
-def test_a_reordered_cache_continues_the_reordered_prompts(layers):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV).eval()
-    prompts, order = tokens_of(3, 40), torch.tensor([2, 0, 0])
-    _, cache = model.decode(prompts)
-    _, wanted = model.decode(prompts[order])
-    moved = cache.reorder(order)
-    for step in range(5):
-        token = tokens_of(3, 1, seed=step + 1)
-        left, moved = model.decode(token, moved)
-        right, wanted = model.decode(token, wanted)
-        assert torch.allclose(left, right, atol=1e-5)
-
-
-@EVERY_PRESET
-def test_two_continuations_of_one_cache_do_not_meet(layers):
-    torch.manual_seed(0)
-    model = small_model(layers, *WITH_CONV).eval()
-    _, cache = model.decode(tokens_of(1, 40))
-    first, second = tokens_of(1, 20, seed=1), tokens_of(1, 20, seed=2)
-    expected, _ = model.decode(first, cache)
-    model.decode(second, cache)
-    again, _ = model.decode(first, cache)
-    assert torch.equal(expected, again)
-    with pytest.raises(ValueError, match="cannot be rolled back by 2 tokens"):
-        cache.truncate(2)
-
-
-@EVERY_PRESET
-def test_the_cache_holds_the_bytes_that_the_layer_table_states(layers):
-    model = small_model(layers, *WITH_CONV).eval()
-    for length in (9, 40):
-        _, cache = model.decode(tokens_of(1, length))
-        stated = sum(block.mixer.state_bytes(length) for block in model.blocks)
-        assert cache.nbytes() == stated + 16  # 16: the model's own two counters
-
-
-def test_linear_states_do_not_grow():
-    model = small_model("gla retnet linear window").eval()
-    sizes = {model.decode(tokens_of(1, length))[1].nbytes() for length in (16, 64, 200)}
-    assert len(sizes) == 1
-
-
-def test_a_16_bit_retnet_keeps_its_decays():
-    model = small_model("retnet", "model.mixers.retnet.heads=8").to(torch.bfloat16)
-    log_decay = model.blocks[0].mixer.decay(torch.zeros(1, 1, 32, dtype=torch.bfloat16))
-    assert log_decay.dtype == torch.float32
-    kept = (log_decay.double() * 4096).exp()
-    expected = torch.tensor([3.33e-4, 1.83e-2, 0.1353, 0.3678], dtype=torch.float64)
-    assert torch.allclose(kept[4:], expected, rtol=0.02)
-
-
-def test_every_preset_runs_in_bfloat16():
-    model = small_model(" ".join(PRESETS), *WITH_CONV).to(torch.bfloat16)
-    out = model(tokens_of(1, 20))
-    assert out.dtype == torch.bfloat16
-    assert torch.isfinite(out).all()
+from model.sequence import SequenceInfo
+from tests.composing import composed, small_model
+from tests.model.family import family_model, tokens_of
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -301,22 +151,7 @@ def test_a_window_sees_exactly_its_width():
     assert difference.nonzero().flatten().tolist() == list(range(20, 36))
 
 
-def test_rotary_angles_are_exact_far_into_a_document():
-    from model.sequence import SequenceInfo
-
-    info = SequenceInfo.of(torch.zeros(1, 32_768, dtype=torch.int64))
-    cos, sin = info.rotation(64, 10_000.0)
-    angle = torch.arange(32_768, dtype=torch.float64)[:, None] * 10_000.0 ** (
-        -torch.arange(0, 64, 2, dtype=torch.float64) / 64
-    )
-    assert (cos[0, :, 0].double() - angle.cos()).abs().max() < 1e-6
-    assert (sin[0, :, 0].double() - angle.sin()).abs().max() < 1e-6
-    assert (cos[0, 1000] - cos[0, 1001]).abs().max() > 0.1
-
-
 def test_positions_restart_at_every_document():
-    from model.sequence import SequenceInfo
-
     segments = torch.tensor([[0, 0, 0, 1, 1, 4], [2, 2, 2, 2, 2, 2]])
     assert SequenceInfo.of(segments, segments).positions.tolist() == [
         [0, 1, 2, 0, 1, 0],
@@ -355,8 +190,7 @@ def test_with_recall_init_a_new_model_is_as_sure_at_any_width(d_model):
 
 
 def test_a_row_has_the_same_bits_whether_or_not_masks_are_needed_for_others():
-    torch.manual_seed(0)
-    model = small_model("gla retnet softmax window", *WITH_CONV)
+    model = family_model("gla retnet softmax window")
     tokens = tokens_of(2, 129)
     segments = torch.zeros_like(tokens)
     alone = model(tokens, segments)
@@ -401,7 +235,8 @@ def test_blocks_that_differ_in_their_depth_share_a_program():
 
 
 def test_16_bit_weights_can_be_initialised_again():
-    model = small_model("softmax gla", *WITH_CONV, "model.mixers.softmax.recall_init=true")
+    model = family_model("softmax gla")
+    assert model.blocks[0].mixer.recall_init
     model.to(torch.bfloat16).init_weights()
     turned = model.blocks[0].mixer.v.weight.float()
     assert torch.allclose(turned @ turned.T, torch.eye(len(turned)), atol=0.05)

@@ -14,7 +14,8 @@ from model.feature_maps.elementary import elu1
 from model.linear_config import LinearSettings
 from model.pattern import Depth
 from model.sequence import SequenceInfo
-from tests.composing import composed
+from tests.composing import composed, small_model
+from tests.model.mixer_oracle import ELEMENTARY
 
 HEADS, DIM, LENGTH = 2, 8, 75
 MAPS = pytest.mark.parametrize("name", FEATURE_MAPS)
@@ -77,12 +78,7 @@ def dpfp_vector(x):
 
 # The kernel matrix of q and k, float64 [H, T, D], by the formulas of docs/mathematics.md.
 KERNELS = {
-    "identity": elementary(lambda x: x),
-    "elu1": elementary(lambda x: F.elu(x) + 1),
-    "relu": elementary(F.relu),
-    "squared_relu": elementary(lambda x: F.relu(x) ** 2),
-    "silu": elementary(lambda x: x * torch.sigmoid(x)),
-    "softmax": elementary(lambda x: x.exp() / x.exp().sum(-1, keepdim=True)),
+    **{name: elementary(function) for name, function in ELEMENTARY.items()},
     "exp": of_exponents(lambda phi, x, _: x),
     "favor": of_exponents(favor_logits),
     "taylor": taylor_kernel,
@@ -181,22 +177,31 @@ def test_values_of_1_give_1_where_there_is_a_weight(name, dtype):
 def test_elementary_maps_keep_the_digits_of_bfloat16(name):
     x = torch.linspace(-10, 10, 4001)[:, None] * torch.tensor([1, 0.5, 0, 0.1])
     x = x.bfloat16()
-    wanted = {
-        "identity": x.double(), "relu": F.relu(x.double()), "squared_relu": F.relu(x.double()) ** 2,
-        "elu1": torch.where(x > 0, x.double() + 1, x.double().exp()),
-        "silu": x.double() * torch.sigmoid(x.double()), "softmax": x.double().softmax(-1),
-    }[name]  # fmt: skip
+    wanted = ELEMENTARY[name](x.double())
     got = feature_map(name, dim=4).function(x)
     assert got.dtype == torch.bfloat16
     assert ((got.double() - wanted).abs() <= 2**-7 * wanted.abs()).all()
 
 
 @MAPS
+def test_bfloat16_outputs_are_those_of_the_kernel_from_minus_10_to_10(name):
+    phi = feature_map(name, **OPTIONS.get(name, {}))
+    q, k, v = (x.bfloat16() for x in (sweep(), sweep().flip(1, 3), sweep().cos()))
+    got = attention(phi, q, k, v, SequenceInfo.of(q[..., 0, 0]), name in NORMALIZED)
+    wanted = formula(name, phi, q, k, v, (0, LENGTH))
+    assert got.dtype == torch.bfloat16
+    assert (got - wanted).norm() < 4e-3 * wanted.norm()  # bfloat16 itself is 2e-3 off
+
+
+def sweep() -> torch.Tensor:
+    return torch.linspace(-10, 10, LENGTH * HEADS * DIM).view(1, LENGTH, HEADS, DIM)
+
+
+@MAPS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_outputs_and_gradients_are_finite_from_minus_10_to_10(name, dtype):
     phi = feature_map(name)
-    sweep = torch.linspace(-10, 10, LENGTH * HEADS * DIM).view(1, LENGTH, HEADS, DIM)
-    leaves = [x.to(dtype).requires_grad_() for x in (sweep, sweep.flip(1), sweep.cos())]
+    leaves = [x.to(dtype).requires_grad_() for x in (sweep(), sweep().flip(1), sweep().cos())]
     info = SequenceInfo.of(torch.zeros(1, LENGTH))
     out = attention(phi, *leaves, info, name in NORMALIZED)
     tensors = [*leaves, *phi.parameters()]
@@ -223,8 +228,6 @@ def test_taylor_stays_positive_in_bfloat16_up_to_the_length_that_it_states():
 
 
 def test_too_many_features_are_refused_with_what_to_change():
-    from tests.composing import small_model
-
     with pytest.raises(ValueError, match=r"taylor makes 525,825 features .* of 1024 channels"):
         small_model("taylor", "model.d_model=4096")
     with pytest.raises(ValueError, match=r"dpfp_nu=32 .* give 1 to 31"):

@@ -35,6 +35,23 @@ def test_the_mean_over_projections_is_the_softmax_kernel(pairs):
     assert relative_std.max() < 0.02
 
 
+def test_so_is_the_mean_over_redraws(pairs):
+    q, k = pairs
+    redraws, features = 1000, 32
+    phi = small_model(
+        "performer", "model.mixers.performer.redraw_every=1",
+        f"model.mixers.performer.random_features={features}",
+    ).blocks[0].mixer.feature_map  # fmt: skip
+    total = 0
+    for step in range(redraws):
+        phi.redraw(step)
+        total += _kernel(phi.projection, q, k)
+    exact = ((q * k).sum(-1).double() / DIM**0.5).exp()
+    relative_variance = ((q + k).double().square().sum(-1) / DIM**0.5).exp() - 1
+    bound = 4 * (relative_variance / (redraws * features)).sqrt()
+    assert ((total / redraws / exact - 1).abs() < bound).all()
+
+
 def _kernel(projection, q, k):
     q, k = (x.double() * DIM**-0.25 for x in (q, k))
     half_squares = (q.square() + k.square()).sum(-1) / 2

@@ -84,16 +84,6 @@ def test_strengths_of_writes_lie_between_0_and_their_maximum(beta_max, monkeypat
     assert k.norm(dim=-1).max() <= 1 + 1e-6
 
 
-def test_bounded_decays_stay_above_their_bound():
-    torch.manual_seed(0)
-    net = small_model("kda", "model.mixers.kda.decay=kda_bounded")
-    decay = net.blocks[0].mixer.decay
-    log_decay = decay(1000 * torch.randn(1, 50, 32))
-    assert log_decay.shape == (1, 50, 2, 16)
-    assert log_decay.min() == -5
-    assert log_decay.max() <= 0
-
-
 @pytest.mark.parametrize("init", ["depth_scaled", "zero_residual"])
 def test_residual_projections_start_small(init):
     torch.manual_seed(0)
@@ -105,17 +95,6 @@ def test_residual_projections_start_small(init):
         for output in (*block.mixer.residual_outputs(), block.ffn.down):
             assert output.weight.std().item() == pytest.approx(expected, rel=0.1)
     assert model.blocks[0].mixer.q.weight.std().item() == pytest.approx(0.2, rel=0.1)
-
-
-@pytest.mark.parametrize("decay", ["learned", "gla", "mamba2", "kda", "kda_bounded"])
-def test_decays_start_at_the_memory_lengths_asked_for(decay):
-    model = small_model(
-        "gla", f"model.mixers.gla.decay={decay}", "model.mixers.gla.memory_length=[8,1000]"
-    )
-    log_decay = model.blocks[0].mixer.decay(torch.zeros(1, 1, 32))
-    memory = (-1 / log_decay).flatten()
-    assert memory.min().item() == pytest.approx(8, rel=1e-3)
-    assert memory.max().item() == pytest.approx(1000, rel=1e-3)
 
 
 @pytest.mark.parametrize(

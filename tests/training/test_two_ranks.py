@@ -1,49 +1,23 @@
-import os
+"""Two processes that train together: they stop, fail, continue and draw random features alike."""
+
+import json
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from model.training.checkpoints import latest
 from model.training.metrics_file import is_validation, read
+from tests.ranks import run_two_ranks
+
+HERE = Path(__file__).parent
 
 
 @pytest.mark.long
 def test_two_ranks_stop_fail_and_continue_alike(tmp_path):
     """A signal at rank 1 only, then a full disk at rank 0 only, then to the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = os.environ | {
-        "PYTHONPATH": f"{Path.cwd()}:{Path(__file__).parent}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    script = str(Path(__file__).with_name("two_ranks.py"))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(tmp_path)],
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        try:
-            out, errors = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            for other in ranks:
-                other.kill()
-            raise
-        assert process.returncode == 0, errors
-        assert out.splitlines() == [
+    for lines in run_two_ranks(HERE / "two_ranks.py", str(tmp_path)):
+        assert lines == [
             f"stopped after 7 by {int(signal.SIGUSR1)}",
             "failed: True",
             "finished, trained from 7",
@@ -52,3 +26,30 @@ def test_two_ranks_stop_fail_and_continue_alike(tmp_path):
     rows = read(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if not is_validation(row)] == [4, 7, 8, 12]
     assert [row["step"] for row in rows if is_validation(row)] == [7]
+
+
+@pytest.mark.long
+def test_two_ranks_with_different_seeds_draw_the_same_random_features(tmp_path):
+    """26 steps at once, and 13 that new processes continue."""
+
+    def trained(part: str) -> list[dict]:
+        first, second = run_two_ranks(HERE / "two_ranks_redraw.py", str(tmp_path), part)
+        assert first == second
+        return [json.loads(line) for line in first]
+
+    whole, begun = trained("begin")
+    drawn = whole["drawn"]
+    assert list(drawn) == [str(step) for step in range(26)]
+    of_step = {step: drawn[str(step)] for step in (0, 9, 10, 19, 20, 25)}
+    assert of_step[0] == of_step[9] == whole["at_start"]
+    assert of_step[10] == of_step[19]
+    assert of_step[20] == of_step[25]
+    assert len(set(drawn.values())) == 3
+
+    (continued,) = trained("continue")
+    assert begun["logits"] == continued["logits_at_start"]
+    assert begun["drawn"] | continued["drawn"] == drawn
+    assert begun["losses"] + continued["losses"] == whole["losses"]
+    # A validation after 20 steps still has the features of the 20th.
+    assert whole["validated_with"] == continued["validated_with"] == {"20": drawn["19"]}
+    assert whole["logits"] == continued["logits"]

@@ -3,7 +3,11 @@
 import re
 import shlex
 
+import yaml
+
 from conf.cli import CONF
+from model.decays import DECAYS
+from model.feature_maps import FEATURE_MAPS
 from tests.composing import composed
 
 README = (CONF.parent / "README.md").read_text()
@@ -25,6 +29,19 @@ def test_every_file_that_readme_links_to_exists():
 def test_every_mixer_preset_has_a_row():
     for path in (CONF / "mixer").glob("*.yaml"):
         assert f"| `{path.stem}` |" in README
+
+
+def test_every_decay_and_feature_map_is_explained():
+    mathematics = (CONF.parent / "docs/mathematics.md").read_text()
+    for name in (*DECAYS, *FEATURE_MAPS):
+        assert f"`{name}`" in README, name
+        assert f"`{name}`" in mathematics, name
+
+
+def test_every_published_mix_has_a_row():
+    for path in (CONF / "experiment").glob("*_like.yaml"):
+        layers = yaml.safe_load(path.read_text())["model"]["layers"]
+        assert f"| `{path.stem}` | `{layers}`" in README
 
 
 def test_the_second_version_of_a_mixer_differs_only_in_what_it_is_for():

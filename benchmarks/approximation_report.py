@@ -179,5 +179,5 @@ def _style(label: str, names: list[str]) -> dict:
         return special[label]
     others = [name for name in names if name not in special]
     number = others.index(label)
-    style = ("-", "--", "-.", ":")[number % 4]
+    style = ("-", "--", "-.", ":")[(number + number // 8) % 4]
     return {"color": f"C{2 + number % 8}", "linestyle": style, "linewidth": 1.4}

@@ -11,11 +11,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def cpu_machine() -> dict:
-    """Processor, threads, versions, code revision, and what else the machine is busy with.
-
-    "load" is the mean number of processes that ran or waited during the last minute: of others,
-    where this is called before the work begins.
-    """
+    """Processor, threads, versions and code revision."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True
     )
@@ -26,8 +22,12 @@ def cpu_machine() -> dict:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "revision": described.stdout.strip() or "unknown",
-        "load": round(os.getloadavg()[0], 1),
     }
+
+
+def load() -> float:
+    """Processes that ran or waited, mean of the last minute: called before the work, of others."""
+    return round(os.getloadavg()[0], 1)
 
 
 def describe(machine: dict) -> str:

@@ -1,6 +1,9 @@
-"""Interleaved repeats within a budget of time, and what a GPU's clock and memory say of a call."""
+"""Interleaved repeats within a budget of time, and what clocks and memory say of a call."""
 
+import json
+import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 FEWEST_REPEATS = 3
 MOST_REPEATS = 20
@@ -80,6 +84,37 @@ def interleaved(
         for name in names[turn:] + names[:turn]:
             times[name].append(timer(calls[name], counts[name]))
     return times
+
+
+def cpu_milliseconds(call: Callable[[], Any], count: int) -> float:
+    """Of one of `count` calls in a row, by the wall clock."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) * 1e3 / count
+
+
+def cpu_peak_bytes(step: Callable[[], Any]) -> int:
+    """The most that a step has allocated at any moment, results included, its inputs not.
+
+    Counted from every allocation that torch's profiler records, temporaries inside of operators
+    too: the same on any machine, however busy.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or every recording prints two lines
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        returned = step()  # kept: what it returns is freed after the recording
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        recorded.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    del returned
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    held = peak = 0
+    for event in sorted(changes, key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
 
 
 def gpu_milliseconds(call: Callable[[], Any], count: int) -> float:

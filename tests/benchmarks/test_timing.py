@@ -3,8 +3,17 @@
 import signal
 
 import pytest
+import torch
 
-from benchmarks.timing import FEWEST_REPEATS, MOST_REPEATS, Budget, interleaved, time_limit
+from benchmarks.timing import (
+    FEWEST_REPEATS,
+    MOST_REPEATS,
+    Budget,
+    cpu_milliseconds,
+    cpu_peak_bytes,
+    interleaved,
+    time_limit,
+)
 
 
 class Machine:
@@ -82,3 +91,22 @@ def test_no_alarm_is_left_behind():
 def test_nothing_starts_without_time():
     with pytest.raises(TimeoutError, match="no time left"), time_limit(0):
         pytest.fail("it started")
+
+
+def test_a_call_is_made_as_often_as_asked():
+    made = []
+    assert cpu_milliseconds(lambda: made.append(1), 3) > 0
+    assert len(made) == 3
+
+
+def test_peak_memory_counts_temporaries_and_results_but_no_inputs():
+    x = torch.ones(1000, 100)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        doubled = x + x  # 400,000 bytes, as all of them
+        result = doubled + x
+        del doubled
+        return (result + x,)
+
+    assert cpu_peak_bytes(step) == 800_000
+    assert cpu_peak_bytes(lambda: x) == 0

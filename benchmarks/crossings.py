@@ -32,7 +32,7 @@ class Crossing:
 
 
 def crossing(curve: dict[int, float], softmax: dict[int, float]) -> Crossing | None:
-    """Where `curve` falls to `softmax` and stays there, at the lengths that both have.
+    """Where `curve` falls below `softmax` and stays there, at the lengths that both have.
 
     The logarithm of their ratio is taken to be linear in the logarithm of the length between two
     lengths. If it changes sign several times, the last change counts: before it, being ahead was a
@@ -43,9 +43,9 @@ def crossing(curve: dict[int, float], softmax: dict[int, float]) -> Crossing | N
         return None
     behind = {n: math.log(curve[n] / softmax[n]) for n in lengths}
     ends = lengths[0], lengths[-1]
-    if behind[lengths[-1]] > 0:
+    if behind[lengths[-1]] >= 0:
         return Crossing(None, *ends)
-    slower = [n for n in lengths if behind[n] > 0]
+    slower = [n for n in lengths if behind[n] >= 0]
     if not slower:
         return Crossing(None, *ends, below=True)
     left = slower[-1]

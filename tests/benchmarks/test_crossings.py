@@ -8,7 +8,7 @@ LENGTHS = (128, 256, 512, 1024, 2048)
 SOFTMAX = {n: 1e-6 * n**2 for n in LENGTHS}
 
 
-@pytest.mark.parametrize("tokens", [129.0, 300.0, 512.0, 1000.0, 2048.0])
+@pytest.mark.parametrize("tokens", [129.0, 300.0, 512.0, 1000.0, 2047.0])
 def test_curves_that_follow_powers_of_the_length_cross_where_the_powers_do(tokens):
     linear = {n: 1e-6 * tokens * n for n in LENGTHS}
     found = crossing(linear, SOFTMAX)
@@ -33,6 +33,12 @@ def test_the_last_of_several_crossings_counts():
 def test_being_ahead_for_a_while_only_is_no_crossing():
     curve = {n: (0.5 if n < 2048 else 1.1) * SOFTMAX[n] for n in LENGTHS}
     assert crossing(curve, SOFTMAX) == Crossing(None, 128, 2048)
+
+
+def test_being_equal_is_not_being_ahead():
+    assert crossing(SOFTMAX, SOFTMAX) == Crossing(None, 128, 2048)
+    curve = {n: (1.0 if n < 1024 else 0.5) * SOFTMAX[n] for n in LENGTHS}
+    assert crossing(curve, SOFTMAX).tokens == 512
 
 
 def test_only_lengths_that_both_have_count():

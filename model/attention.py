@@ -10,76 +10,120 @@ Three ways through `attention`, with equal results:
   mask of length times length, and as many per head with ALiBi.
 """
 
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention_mask import AttentionMask
 from model.flex import flex
 from model.kv_cache import KVState
+from model.sdpa import sdpa
 from model.sequence import SequenceInfo
 
 # Queries that share one explicit mask: few enough to bound its memory, enough for the kernel.
 _QUERY_BLOCK = 256
 
 
+class Attended(NamedTuple):
+    """Outputs, and how much of a query's weight its further key has, if there is one."""
+
+    y: Tensor  # [B, T, H, D]
+    share: Tensor | None  # [B, T, H]
+
+
 def attention(
-    q_bthd: Tensor, k_bthd: Tensor, v_bthd: Tensor, info: SequenceInfo, mask: AttentionMask
-) -> Tensor:
+    q_bthd: Tensor,
+    k_bthd: Tensor,
+    v_bthd: Tensor,
+    info: SequenceInfo,
+    mask: AttentionMask,
+    extra: Tensor | None = None,
+) -> Attended:
     """softmax(q k^T / sqrt(D) [- slope distance]) v over what `mask` shows of the same document.
 
     Args:
         q_bthd: [B, T, H, D]; k_bthd, v_bthd: [B, T, Hkv, D] with Hkv dividing H.
-
-    Returns:
-        [B, T, H, D].
+        extra: float32 (float64 with float64 inputs), finite, [H] or [B, T, H]: the logit of one
+            more key of each query, whose value is 0; see model/sdpa.py.
     """
     q, k, v = (x.transpose(1, 2) for x in (q_bthd, k_bthd, v_bthd))
+    extra = _by_head(extra, q)
     blocks = info.block_masks.get(mask)
     if blocks is not None:
-        y = flex(q, k, v, mask, blocks)
+        y = flex(q, k, v, mask, blocks, extra)
     elif q.device.type == "cpu" and not torch.compiler.is_compiling():
-        y = _by_document(q, k, v, info, mask)
+        y = _by_document(q, k, v, info, mask, extra)
     else:
-        y = _masked(q, k, v, info, info, mask)
-    return y.transpose(1, 2)
+        y = _masked(q, k, v, info, info, mask, extra)
+    return _attended(y, extra)
 
 
 def cached_attention(
-    q_bthd: Tensor, keys: KVState, info: SequenceInfo, mask: AttentionMask
-) -> Tensor:
+    q_bthd: Tensor,
+    keys: KVState,
+    info: SequenceInfo,
+    mask: AttentionMask,
+    extra: Tensor | None = None,
+) -> Attended:
     """As `attention`, for new queries with `info` (T tokens) that end the S >= T `keys`."""
     q, k, v = (x.transpose(1, 2) for x in (q_bthd, keys.k, keys.v))
+    extra = _by_head(extra, q)
     key_info = SequenceInfo(keys.segments, keys.positions)
     outputs = []
     for start in range(0, q.shape[2], _QUERY_BLOCK):
         at = slice(start, start + _QUERY_BLOCK)
         query_info = SequenceInfo(info.segments[:, at], info.positions[:, at])
-        outputs.append(_masked(q[:, :, at], k, v, query_info, key_info, mask))
-    return torch.cat(outputs, dim=2).transpose(1, 2)
+        some = None if extra is None else extra[:, :, at]
+        outputs.append(_masked(q[:, :, at], k, v, query_info, key_info, mask, some))
+    return _attended(torch.cat(outputs, dim=2), extra)
+
+
+def _by_head(extra: Tensor | None, q: Tensor) -> Tensor | None:
+    """[H] or [B, T, H] -> [B, H, T], for queries [B, H, T, D]."""
+    if extra is None:
+        return None
+    return extra.expand(q.shape[0], q.shape[2], q.shape[1]).transpose(1, 2)
+
+
+def _attended(y: Tensor, extra: Tensor | None) -> Attended:
+    y = y.transpose(1, 2)
+    return Attended(y, None) if extra is None else Attended(y[..., :-1], y[..., -1])
 
 
 def _by_document(
-    q: Tensor, k: Tensor, v: Tensor, info: SequenceInfo, mask: AttentionMask
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    info: SequenceInfo,
+    mask: AttentionMask,
+    extra: Tensor | None,
 ) -> Tensor:
     if info.segments is None:
-        return _one_document(q, k, v, mask)
+        return _one_document(q, k, v, mask, extra)
     rows = []
     for row, ranges in enumerate(info.document_ranges()):
         at = slice(row, row + 1)
         parts = [
-            _one_document(q[at, :, a:b], k[at, :, a:b], v[at, :, a:b], mask) for a, b in ranges
+            _one_document(
+                *(x[at, :, a:b] for x in (q, k, v)),
+                mask,
+                None if extra is None else extra[at, :, a:b],
+            )
+            for a, b in ranges
         ]
         rows.append(torch.cat(parts, dim=2) if len(parts) > 1 else parts[0])
     return torch.cat(rows)
 
 
-def _one_document(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+def _one_document(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, extra: Tensor | None
+) -> Tensor:
     """Attention over whole documents [B, H, T, D], in blocks of queries where a mask is needed."""
     heads, length = q.shape[1:3]
     windowed = mask.window is not None and mask.window < length
     if not windowed and not mask.alibi:
-        return _sdpa(q, k, v, is_causal=True)
+        return sdpa(q, k, v, extra=extra)
     block = min(length, max(_QUERY_BLOCK, mask.window) if windowed else _QUERY_BLOCK)
     reach = mask.window - 1 if windowed else length  # most keys that a block sees before itself
     index = torch.arange(reach + block, device=q.device)
@@ -105,7 +149,8 @@ def _one_document(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tenso
             seen = torch.cat((far, seen), dim=-1)
             keys = torch.cat((k[:, :, :anchors], keys), dim=2)
             values = torch.cat((v[:, :, :anchors], values), dim=2)
-        outputs.append(_sdpa(q[:, :, start:end], keys, values, attn_mask=seen))
+        some = None if extra is None else extra[:, :, start:end]
+        outputs.append(sdpa(q[:, :, start:end], keys, values, seen, some))
     return torch.cat(outputs, dim=2)
 
 
@@ -116,14 +161,11 @@ def _masked(
     queries: SequenceInfo,
     keys: SequenceInfo,
     mask: AttentionMask,
+    extra: Tensor | None,
 ) -> Tensor:
     """One call with an explicit mask; of [B, H, T, D] queries and [B, Hkv, S, D] keys."""
     distance = queries.positions[:, :, None] - keys.positions[:, None]
     seen = mask.visible(distance, keys.positions[:, None])
     if queries.segments is not None:
         seen = seen & (queries.segments[:, :, None] == keys.segments[:, None])
-    return _sdpa(q, k, v, attn_mask=mask.for_sdpa(seen, distance, q.shape[1], q.dtype))
-
-
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options)
+    return sdpa(q, k, v, mask.for_sdpa(seen, distance, q.shape[1], q.dtype), extra)

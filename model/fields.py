@@ -19,6 +19,9 @@ RopeBase = Annotated[float, Field(ge=1, le=1e12)]
 """The fastest pair of channels turns by 1 radian per token, the others slower. Below 1 they would
 turn faster, past any positions; from 1e12 on, the slowest turn by less than a row can show."""
 
+RopeFraction = Annotated[float, Field(gt=0, le=1)]
+"""Of the channels of a head. To turn none is to have no rotary positions."""
+
 Expansion = Annotated[float, Field(gt=0, le=MAX_WIDTH)]
 """A width as a multiple of d_model; the mixer checks the product."""
 

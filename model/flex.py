@@ -15,7 +15,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from model.attention_mask import AttentionMask, alibi_slope
 from model.sequence import SequenceInfo
@@ -38,21 +38,29 @@ def prepare_block_mask(info: SequenceInfo, mask: AttentionMask) -> None:
         info.block_masks[copy] = block_mask(info, copy)
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, blocks: BlockMask) -> Tensor:
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: AttentionMask,
+    blocks: BlockMask,
+    extra: Tensor | None = None,
+) -> Tensor:
     """softmax(q k^T / sqrt(D)) v under `mask`.
 
     Args:
         q: [B, H, T, D]; k, v: [B, Hkv, T, D] with Hkv dividing H.
         blocks: of `block_mask`, for these rows.
+        extra: [B, H, T], the logit of one more key of each query, whose value is 0.
 
     Returns:
-        [B, H, T, D].
+        [B, H, T, D], or with `extra` [B, H, T, D + 1]: last the share of that key.
     """
     width = q.shape[-1]
     if width < _SMALLEST_WIDTH:
         q, k, v = (F.pad(x, (0, _SMALLEST_WIDTH - width)) for x in (q, k, v))
     attend = _compiled() if q.device.type == "cuda" else flex_attention
-    y = attend(
+    y, aux = attend(
         q,
         k,
         v,
@@ -60,8 +68,13 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, blocks: BlockMask
         block_mask=blocks,
         scale=width**-0.5,
         enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=extra is not None),
     )
-    return y[..., :width]
+    y = y[..., :width]
+    if extra is None:
+        return y
+    share = torch.sigmoid(extra - aux.lse)[..., None]  # exp(extra) / (exp(extra) + exp(lse))
+    return torch.cat((y * (1 - share), share), dim=-1).to(q.dtype)
 
 
 def block_mask(info: SequenceInfo, mask: AttentionMask) -> BlockMask:

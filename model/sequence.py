@@ -85,9 +85,15 @@ class SequenceInfo:
 
 
 def rotate(x_bthd: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns channel pairs (i, i + D/2) of [B, T, H, D] by the angles of `SequenceInfo.rotation`."""
+    """Turns channel pairs (i, i + R/2), i < R/2, of [B, T, H, D] by the R/2 angles of `rotation`.
+
+    Channels from R on stay as they are.
+    """
     cos, sin = rotation
-    first, second = x_bthd.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(
-        x_bthd.dtype
-    )
+    turned = 2 * cos.shape[-1]
+    first, second = x_bthd[..., :turned].float().chunk(2, dim=-1)
+    pairs = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    pairs = pairs.to(x_bthd.dtype)
+    if turned == x_bthd.shape[-1]:
+        return pairs
+    return torch.cat((pairs, x_bthd[..., turned:]), dim=-1)

@@ -76,7 +76,7 @@ def test_a_run_of_other_code_is_named_with_that_code(command, trained, tmp_path)
     trained("run")
     run = tmp_path / "run"
     config = RunFolder(run).config()
-    config["model"]["mixers"]["softmax"]["sinks"] = 4
+    config["model"]["mixers"]["softmax"]["later_option"] = 4
     del config["model"]["mixers"]["softmax"]["heads"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     path = latest(run / "checkpoints")
@@ -87,7 +87,7 @@ def test_a_run_of_other_code_is_named_with_that_code(command, trained, tmp_path)
         assert code == 1
         assert "was written by other code" in err
         assert "mixers.softmax.heads: missing\n" in err
-        assert "mixers.softmax.sinks'" in err
+        assert "mixers.softmax.later_option'" in err
         assert f"git checkout {RunFolder(run).code}" in err
 
 

@@ -12,16 +12,19 @@ Every mixer is a module with
 - optionally `prepare(info)`: puts what several layers share into the `SequenceInfo` of a batch,
   before the first block and outside of what is compiled.
 
-A new kind of mixer is one class, one settings class in model/config.py and one line below.
+A new kind of mixer is one class, one settings class (a part of `MixerSettings` in model/config.py)
+and one line below.
 """
 
 from torch import nn
 
-from model.config import LinearSettings, ModelSettings, SoftmaxSettings
+from model.config import ModelSettings
+from model.linear_config import LinearSettings
 from model.mixers.linear import LinearMixer
 from model.mixers.parallel import ParallelMixers
 from model.mixers.softmax import SoftmaxMixer
 from model.pattern import Depth
+from model.softmax_config import SoftmaxSettings
 
 _MIXERS = {SoftmaxSettings: SoftmaxMixer, LinearSettings: LinearMixer}
 

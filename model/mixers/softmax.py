@@ -1,5 +1,10 @@
 """Softmax attention as a mixer: grouped-query heads, rotary or no positions, KV cache.
 
+Around it, each an option: an RMSNorm of every head's query and key, with weights that the heads
+share, before the rotary positions (as in Qwen3); rotary positions of the first channels of a head
+only; a learned logit per head in the denominator (sinks, as in gpt-oss); a gate of each output
+channel (Qiu et al., 2025, Gated attention for large language models).
+
 Keys and values may pass a short convolution, as in the linear mixers. With it, one layer can look
 up what followed earlier copies of a token; `recall_init` lets training start from there.
 """
@@ -7,16 +12,18 @@ up what followed earlier copies of a token; `recall_init` lets training start fr
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import attention, cached_attention
 from model.attention_mask import AttentionMask
-from model.config import SoftmaxSettings
+from model.feature_maps.base import wide
 from model.flex import prepare_block_mask
 from model.kv_cache import KVState, extend, trim
-from model.layers import ConvState, ShortConv
+from model.layers import ConvState, RMSNorm, ShortConv
 from model.pattern import Depth
 from model.sequence import SequenceInfo, rotate
+from model.softmax_config import SoftmaxSettings
 
 
 class SoftmaxMixerState(NamedTuple):
@@ -30,7 +37,7 @@ class SoftmaxMixer(nn.Module):
         self, settings: SoftmaxSettings, d_model: int, norm_eps: float, depth: Depth
     ) -> None:
         super().__init__()
-        head_dim = settings.head_dim
+        head_dim, origin = settings.head_dim, f"head_dim={settings.head_dim}"
         if head_dim is None:
             head_dim, rest = divmod(d_model, settings.heads)
             if rest:
@@ -38,19 +45,21 @@ class SoftmaxMixer(nn.Module):
                     f"heads={settings.heads} does not divide d_model={d_model}; "
                     "give a divisor, or head_dim"
                 )
-            if head_dim % 2 and settings.rope_base is not None:
-                raise ValueError(
-                    f"d_model={d_model} / heads={settings.heads} gives the odd head width "
-                    f"{head_dim}, and rotary positions turn pairs: choose other heads, an even "
-                    "head_dim, or rope_base=null"
-                )
+            origin = f"d_model={d_model} / heads={settings.heads} = {head_dim}"
         self.heads, self.kv_heads, self.head_dim = settings.heads, settings.kv_heads, head_dim
         self.rope_base, self.recall_init = settings.rope_base, settings.recall_init
+        self.turned = settings.turned_channels(head_dim, origin)
         self.delayed_heads = -(-self.kv_heads // 2) if self.recall_init else 0
         self.mask = AttentionMask(settings.window, settings.anchors, settings.alibi)
         self.q = nn.Linear(d_model, self.heads * head_dim, bias=False)
         self.k = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
         self.v = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
+        self.q_norm = RMSNorm(head_dim, norm_eps) if settings.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, norm_eps) if settings.qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(self.heads)) if settings.sinks else None
+        self.output_gate, self.gate = settings.output_gate, None
+        if settings.output_gate != "none":
+            self.gate = nn.Linear(d_model, self.heads * head_dim, bias=False)
         self.conv_k = self.conv_v = None
         if settings.conv_width:
             width, taps = self.kv_heads * head_dim, settings.conv_width
@@ -74,21 +83,30 @@ class SoftmaxMixer(nn.Module):
             v, conv_v = self.conv_v(v, info.segments, v_state, keep_state, info.kernels)
         q = q.unflatten(-1, (self.heads, self.head_dim))
         k, v = (x.unflatten(-1, (self.kv_heads, self.head_dim)) for x in (k, v))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_base is not None:
-            rotation = info.rotation(self.head_dim, self.rope_base)
+            rotation = info.rotation(self.turned, self.rope_base)
             q, k = rotate(q, rotation), rotate(k, rotation)
 
+        sinks = None if self.sinks is None else wide(self.sinks)
         keys = None
         if keep_state or state is not None:
             keys = extend(state and state.cache, k, v, info)
         if state is None:
-            y = attention(q, k, v, info, self.mask)
+            y = attention(q, k, v, info, self.mask, sinks).y
         else:
-            y = cached_attention(q, keys, info, self.mask)
+            y = cached_attention(q, keys, info, self.mask, sinks).y
         kept = None
         if keep_state:
             kept = SoftmaxMixerState(trim(keys, self.mask), conv_k, conv_v)
-        return self.out(y.flatten(-2)), kept
+        return self.out(self._gated(y.flatten(-2), x)), kept
+
+    def _gated(self, y: Tensor, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return y
+        gate = self.gate(x)
+        return y * (F.silu(gate) if self.output_gate == "swish" else gate.sigmoid())
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -100,6 +118,8 @@ class SoftmaxMixer(nn.Module):
         convolution: their queries find what followed earlier copies of the current token, which is
         what induction heads have to learn (Olsson et al., 2022).
         """
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)  # "off-by-one" attention: as if one more score were 0
         if not self.recall_init:
             return
         nn.init.normal_(self.q.weight, std=self.q.in_features**-0.5)
@@ -126,11 +146,11 @@ class SoftmaxMixer(nn.Module):
 
     def prepare(self, info: SequenceInfo) -> None:
         if self.rope_base is not None:
-            info.rotation(self.head_dim, self.rope_base)
+            info.rotation(self.turned, self.rope_base)
         prepare_block_mask(info, self.mask)
 
     def flops_per_token(self, length: int) -> float:
-        weights = sum(m.weight.numel() for m in (self.q, self.k, self.v, self.out))
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         # Per key seen: q^T k and the weighted sum of v, and ALiBi's slope times distance.
         per_key = 4 * self.heads * self.head_dim + (2 * self.heads if self.mask.alibi else 0)
         taps = sum(m.weight.numel() for m in (self.conv_k, self.conv_v) if m is not None)

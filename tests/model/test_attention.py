@@ -5,28 +5,36 @@ import itertools
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention_module
-import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 import model.attention
 import model.flex
-from model.attention import attention, cached_attention
+from model.attention import attention
 from model.attention_mask import AttentionMask, alibi_slope
-from model.flex import BLOCK, block_mask, flex
-from model.kv_cache import extend, trim
+from model.flex import BLOCK, block_mask
 from model.mixers import build_mixer
 from model.mixers.softmax import SoftmaxMixer
 from model.network import LanguageModel
 from model.pattern import Depth
 from model.sequence import SequenceInfo
 from tests.composing import composed, small_model
+from tests.model.attention_formula import (
+    LENGTH,
+    PATHS,
+    by_document,
+    by_flex,
+    formula,
+    masked,
+    paper_slopes,
+    segments_of,
+    tensors,
+)
 
 # The eager form is meant here, and fast enough.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
-LENGTH = 70
 MASKS = [
     AttentionMask(),
     AttentionMask(window=1),
@@ -43,85 +51,6 @@ SOME_MASKS = [MASKS[0], MASKS[4], MASKS[9]]
 HEADS = [(6, 3), (4, 1), (2, 2)]  # query heads, key and value heads
 
 
-def segments_of(length: int) -> Tensor:
-    """Two rows: long documents; documents of one token first, last and in a run, and gaps."""
-    segments = torch.zeros(2, length, dtype=torch.int64)
-    segments[0, length * 3 // 7 :] = 1
-    for start in (1, 2, length // 2, length // 2 + 1, length - 1):
-        segments[1, start:] += 2
-    return segments
-
-
-def tensors(heads: int, kv_heads: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(2, length, n, 8, generator=generator, dtype=torch.float64).to(dtype)
-        for n in (heads, kv_heads, kv_heads)
-    ]
-
-
-def formula(q: Tensor, k: Tensor, v: Tensor, segments: Tensor, mask: AttentionMask) -> Tensor:
-    """The definition, with the mask written out for every row, query and key."""
-    rows, length, heads, width = q.shape
-    k, v = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (k, v))
-    scores = torch.einsum("bthd,bshd->bhts", q, k) / width**0.5
-    added = torch.full_like(scores, -torch.inf)
-    slopes = paper_slopes(heads) if mask.alibi else torch.zeros(heads, dtype=torch.float64)
-    for row, i in itertools.product(range(rows), range(length)):
-        numbers = segments[row].tolist()
-        document = [j for j in range(length) if numbers[j] == numbers[i]]
-        near = [j for j in document if j <= i and (mask.window is None or i - j < mask.window)]
-        seen = torch.tensor([*near, *(j for j in document[: mask.anchors] if j <= i)])
-        added[row, :, i, seen] = -slopes[:, None] * (i - seen)
-    return torch.einsum("bhts,bshd->bthd", F.softmax(scores + added, dim=-1), v)
-
-
-def paper_slopes(heads: int) -> Tensor:
-    """Press et al., 2022, section 3, and their code for head counts that are no power of two."""
-    power = 1 << (heads.bit_length() - 1)
-    if heads == power:
-        return torch.tensor(
-            [2.0 ** (-8 * (i + 1) / heads) for i in range(heads)], dtype=torch.float64
-        )
-    return torch.cat((paper_slopes(power), paper_slopes(2 * power)[::2][: heads - power]))
-
-
-def by_document(q, k, v, segments, mask):
-    return attention(q, k, v, SequenceInfo.of(segments, segments), mask)
-
-
-def masked(q, k, v, segments, mask):
-    info = SequenceInfo.of(segments, segments)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return model.attention._masked(q, k, v, info, info, mask).transpose(1, 2)
-
-
-def by_flex(q, k, v, segments, mask):
-    info = SequenceInfo.of(segments, segments)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return flex(q, k, v, mask, block_mask(info, mask)).transpose(1, 2)
-
-
-def in_pieces(q, k, v, segments, mask):
-    keys, known, outputs, start = None, (None, None), [], 0
-    for piece in itertools.cycle((1, 17, 1, 1, 4)):
-        at = slice(start, start + piece)
-        info = SequenceInfo.of(segments[:, at], segments[:, at], *known)
-        keys = extend(keys, k[:, at], v[:, at], info)
-        outputs.append(cached_attention(q[:, at], keys, info, mask))
-        known = (keys.segments[:, -1], keys.positions[:, -1] + 1)
-        keys = trim(keys, mask)
-        if mask.window is not None:
-            assert keys.k.shape[1] <= mask.window - 1 + mask.anchors
-        start += piece
-        if start >= q.shape[1]:
-            break
-    return torch.cat(outputs, dim=1)
-
-
-PATHS = [by_document, masked, by_flex, in_pieces]
-
-
 @pytest.fixture
 def small_query_blocks(monkeypatch):
     """Explicit masks for 8 queries at a time, so that short rows have several blocks."""
@@ -136,10 +65,10 @@ def test_every_path_equals_the_formula(path, mask):
     # Eager flex_attention is traced anew for every number of heads, which takes its time.
     for heads, kv_heads in HEADS[:1] if path is by_flex and mask != MASKS[4] else HEADS:
         q, k, v = tensors(heads, kv_heads, LENGTH, torch.float64)
-        expected = formula(q, k, v, segments, mask)
+        expected = formula(q, k, v, segments, mask).y
         # flex_attention's scores take slopes in float32.
         atol = 1e-6 if path is by_flex else 1e-12
-        assert torch.allclose(path(q, k, v, segments, mask), expected, atol=atol, rtol=0)
+        assert torch.allclose(path(q, k, v, segments, mask).y, expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -148,8 +77,8 @@ def test_every_path_equals_the_formula(path, mask):
 def test_rounding_stays_that_of_the_dtype(path, mask, dtype, error):
     segments = segments_of(LENGTH)
     q, k, v = tensors(4, 2, LENGTH, dtype)
-    got = path(q, k, v, segments, mask)
-    expected = formula(q.double(), k.double(), v.double(), segments, mask)
+    got = path(q, k, v, segments, mask).y
+    expected = formula(q.double(), k.double(), v.double(), segments, mask).y
     assert got.dtype == dtype
     assert (got.double() - expected).norm() / expected.norm() < error
 
@@ -169,8 +98,8 @@ def test_gradients_equal_those_of_the_formula(path, mask, monkeypatch):
     segments = segments_of(LENGTH)
     inputs = [x.requires_grad_() for x in tensors(6, 3, LENGTH, torch.float64)]
     weights = torch.linspace(-1, 1, inputs[0].numel(), dtype=torch.float64).view_as(inputs[0])
-    expected = torch.autograd.grad((formula(*inputs, segments, mask) * weights).sum(), inputs)
-    got = torch.autograd.grad((path(*inputs, segments, mask) * weights).sum(), inputs)
+    expected = torch.autograd.grad((formula(*inputs, segments, mask).y * weights).sum(), inputs)
+    got = torch.autograd.grad((path(*inputs, segments, mask).y * weights).sum(), inputs)
     for left, right in zip(got, expected, strict=True):
         assert torch.allclose(left, right, atol=1e-12, rtol=0)
 
@@ -185,7 +114,7 @@ def test_other_documents_change_no_bit(path, mask):
     for x in changed:
         x[0, :first] = 1e3 * torch.randn_like(x[0, :first])
     assert torch.equal(
-        path(q, k, v, segments, mask)[0, first:], path(*changed, segments, mask)[0, first:]
+        path(q, k, v, segments, mask).y[0, first:], path(*changed, segments, mask).y[0, first:]
     )
 
 
@@ -193,10 +122,10 @@ def test_other_documents_change_no_bit(path, mask):
 def test_rows_without_document_numbers_are_one_document(mask):
     inputs = tensors(2, 1, 300, torch.float32)
     info = SequenceInfo.of(inputs[0][..., 0, 0])
-    expected = by_document(*inputs, torch.zeros(2, 300, dtype=torch.int64), mask)
-    assert torch.equal(attention(*inputs, info, mask), expected)
+    expected = by_document(*inputs, torch.zeros(2, 300, dtype=torch.int64), mask).y
+    assert torch.equal(attention(*inputs, info, mask).y, expected)
     info.block_masks[mask] = block_mask(info, mask)
-    assert torch.allclose(attention(*inputs, info, mask), expected, atol=1e-5)
+    assert torch.allclose(attention(*inputs, info, mask).y, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 16, 20])

@@ -1,0 +1,115 @@
+"""Softmax attention by its definition in float64, and the paths of the code that must equal it."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import model.attention
+from model.attention import Attended, attention, cached_attention
+from model.attention_mask import AttentionMask
+from model.flex import block_mask
+from model.kv_cache import extend, trim
+from model.sequence import SequenceInfo
+
+LENGTH = 70
+
+
+def segments_of(length: int) -> Tensor:
+    """Two rows: long documents; documents of one token first, last and in a run, and gaps."""
+    segments = torch.zeros(2, length, dtype=torch.int64)
+    segments[0, length * 3 // 7 :] = 1
+    for start in (1, 2, length // 2, length // 2 + 1, length - 1):
+        segments[1, start:] += 2
+    return segments
+
+
+def tensors(heads: int, kv_heads: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, length, n, 8, generator=generator, dtype=torch.float64).to(dtype)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+
+
+def formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: Tensor,
+    mask: AttentionMask,
+    extra: Tensor | None = None,
+) -> Attended:
+    """The definition, with the mask written out for every row, query and key.
+
+    extra: [B, T, H], the logit of one more key with the value 0.
+    """
+    rows, length, heads, width = q.shape
+    k, v = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / width**0.5
+    added = torch.full_like(scores, -torch.inf)
+    slopes = paper_slopes(heads) if mask.alibi else torch.zeros(heads, dtype=torch.float64)
+    for row, i in itertools.product(range(rows), range(length)):
+        numbers = segments[row].tolist()
+        document = [j for j in range(length) if numbers[j] == numbers[i]]
+        near = [j for j in document if j <= i and (mask.window is None or i - j < mask.window)]
+        seen = torch.tensor([*near, *(j for j in document[: mask.anchors] if j <= i)])
+        added[row, :, i, seen] = -slopes[:, None] * (i - seen)
+    scores = scores + added
+    if extra is None:
+        return Attended(torch.einsum("bhts,bshd->bthd", F.softmax(scores, dim=-1), v), None)
+    scores = torch.cat((scores, extra.transpose(1, 2)[..., None]), dim=-1)
+    weights = F.softmax(scores, dim=-1)
+    y = torch.einsum("bhts,bshd->bthd", weights[..., :-1], v)
+    return Attended(y, weights[..., -1].transpose(1, 2))
+
+
+def paper_slopes(heads: int) -> Tensor:
+    """Press et al., 2022, section 3, and their code for head counts that are no power of two."""
+    power = 1 << (heads.bit_length() - 1)
+    if heads == power:
+        return torch.tensor(
+            [2.0 ** (-8 * (i + 1) / heads) for i in range(heads)], dtype=torch.float64
+        )
+    return torch.cat((paper_slopes(power), paper_slopes(2 * power)[::2][: heads - power]))
+
+
+def by_document(q, k, v, segments, mask, extra=None):
+    return attention(q, k, v, SequenceInfo.of(segments, segments), mask, extra)
+
+
+def masked(q, k, v, segments, mask, extra=None):
+    info = SequenceInfo.of(segments, segments)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    by_head = model.attention._by_head(extra, q)
+    y = model.attention._masked(q, k, v, info, info, mask, by_head)
+    return model.attention._attended(y, extra)
+
+
+def by_flex(q, k, v, segments, mask, extra=None):
+    info = SequenceInfo.of(segments, segments)
+    info.block_masks[mask] = block_mask(info, mask)
+    return attention(q, k, v, info, mask, extra)
+
+
+def in_pieces(q, k, v, segments, mask, extra=None):
+    keys, known, outputs, start = None, (None, None), [], 0
+    for piece in itertools.cycle((1, 17, 1, 1, 4)):
+        at = slice(start, start + piece)
+        info = SequenceInfo.of(segments[:, at], segments[:, at], *known)
+        keys = extend(keys, k[:, at], v[:, at], info)
+        some = extra if extra is None or extra.dim() == 1 else extra[:, at]
+        outputs.append(cached_attention(q[:, at], keys, info, mask, some))
+        known = (keys.segments[:, -1], keys.positions[:, -1] + 1)
+        keys = trim(keys, mask)
+        if mask.window is not None:
+            assert keys.k.shape[1] <= mask.window - 1 + mask.anchors
+        start += piece
+        if start >= q.shape[1]:
+            break
+    shares = None if extra is None else torch.cat([o.share for o in outputs], dim=1)
+    return Attended(torch.cat([o.y for o in outputs], dim=1), shares)
+
+
+PATHS = [by_document, masked, by_flex, in_pieces]

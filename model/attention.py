@@ -1,13 +1,17 @@
 """Causal softmax attention over packed documents, from one description of what is visible.
 
-Three ways through `attention`, with equal results:
+Ways through `attention`, with equal results:
 
-- CPU, eager: document by document with the fused kernel. Documents cost the sum of their squares,
-  a window costs length times (window + anchors) in time and memory.
 - CUDA, where `prepare_block_mask` was called for the batch (training and evaluation):
   flex_attention, see model/flex.py.
+- A window, everywhere else: blocks of queries with the keys that they see, see model/windowed.py.
+  It costs length times (window + anchors + a block of queries), in time and memory.
+- CPU, eager: document by document with the fused kernel. Documents cost the sum of their squares,
+  those longer than a window as above.
 - Otherwise (compiled for a CPU, prompts and short rows on a GPU, other devices): one call with a
   mask of length times length, and as many per head with ALiBi.
+
+`continued_attention` follows a cache in blocks of queries, with the same costs.
 """
 
 from typing import NamedTuple
@@ -17,11 +21,13 @@ from torch import Tensor
 
 from model.attention_mask import AttentionMask
 from model.flex import flex
-from model.kv_cache import KVState
+from model.kv_cache import KVState, extend, trim
 from model.sdpa import sdpa
 from model.sequence import SequenceInfo
+from model.windowed import windowed
 
-# Queries that share one explicit mask: few enough to bound its memory, enough for the kernel.
+# Queries that share a slice of keys, or a mask: few enough to bound its memory, enough for the
+# kernel.
 _QUERY_BLOCK = 256
 
 
@@ -54,29 +60,38 @@ def attention(
         y = flex(q, k, v, mask, blocks, extra)
     elif q.device.type == "cpu" and not torch.compiler.is_compiling():
         y = _by_document(q, k, v, info, mask, extra)
+    elif mask.window is not None:
+        y = windowed(q, k, v, info, mask, extra, _QUERY_BLOCK)
     else:
         y = _masked(q, k, v, info, info, mask, extra)
     return _attended(y, extra)
 
 
-def cached_attention(
+def continued_attention(
     q_bthd: Tensor,
-    keys: KVState,
+    k_bthd: Tensor,
+    v_bthd: Tensor,
     info: SequenceInfo,
     mask: AttentionMask,
+    state: KVState,
     extra: Tensor | None = None,
-) -> Attended:
-    """As `attention`, for new queries with `info` (T tokens) that end the S >= T `keys`."""
-    q, k, v = (x.transpose(1, 2) for x in (q_bthd, keys.k, keys.v))
-    extra = _by_head(extra, q)
-    key_info = SequenceInfo(keys.segments, keys.positions)
+) -> tuple[Attended, KVState]:
+    """As `attention`, for tokens that follow those of `state`; and the state after them."""
+    extra = _by_head(extra, q_bthd.transpose(1, 2))
+    blocks = [slice(a, a + _QUERY_BLOCK) for a in range(0, q_bthd.shape[1], _QUERY_BLOCK)]
+    if mask.window is None:
+        state = extend(state, k_bthd, v_bthd, info)
     outputs = []
-    for start in range(0, q.shape[2], _QUERY_BLOCK):
-        at = slice(start, start + _QUERY_BLOCK)
-        query_info = SequenceInfo(info.segments[:, at], info.positions[:, at])
-        some = None if extra is None else extra[:, :, at]
-        outputs.append(_masked(q[:, :, at], k, v, query_info, key_info, mask, some))
-    return _attended(torch.cat(outputs, dim=2), extra)
+    for at in blocks:
+        some = SequenceInfo(info.segments[:, at], info.positions[:, at])
+        if mask.window is not None:  # what a block has seen is forgotten before the next one
+            state = extend(state, k_bthd[:, at], v_bthd[:, at], some)
+        q, k, v = (x.transpose(1, 2) for x in (q_bthd[:, at], state.k, state.v))
+        keys = SequenceInfo(state.segments, state.positions)
+        further = None if extra is None else extra[:, :, at]
+        outputs.append(_masked(q, k, v, some, keys, mask, further))
+        state = trim(state, mask)
+    return _attended(torch.cat(outputs, dim=2), extra), state
 
 
 def _by_head(extra: Tensor | None, q: Tensor) -> Tensor | None:
@@ -119,38 +134,21 @@ def _by_document(
 def _one_document(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, extra: Tensor | None
 ) -> Tensor:
-    """Attention over whole documents [B, H, T, D], in blocks of queries where a mask is needed."""
-    heads, length = q.shape[1:3]
-    windowed = mask.window is not None and mask.window < length
-    if not windowed and not mask.alibi:
+    """Attention over whole documents [B, H, T, D]."""
+    length = q.shape[2]
+    block = -(-length // -(-length // _QUERY_BLOCK))  # the least that takes as few blocks
+    index = torch.arange(length, device=q.device)
+    if mask.window is not None and mask.window < length:
+        return windowed(q, k, v, SequenceInfo(None, index[None]), mask, extra, block)
+    if not mask.alibi:
         return sdpa(q, k, v, extra=extra)
-    block = min(length, max(_QUERY_BLOCK, mask.window) if windowed else _QUERY_BLOCK)
-    reach = mask.window - 1 if windowed else length  # most keys that a block sees before itself
-    index = torch.arange(reach + block, device=q.device)
-
-    def explicit(query: Tensor, key: Tensor) -> Tensor:
-        distance = query[:, None] - key
-        return mask.for_sdpa(mask.visible(distance, key), distance, heads, q.dtype)
-
-    # Distances near a block are the same for all blocks: one mask, of which each block takes a
-    # part. Its keys count as no anchors, which stand before the others.
-    shifted = index + mask.anchors
-    near = explicit(shifted[reach:], shifted)
     outputs = []
-    for start in range(0, length, block):
+    for start in range(0, length, block):  # the scores of all queries at once are too many
         end = min(start + block, length)
-        anchors = min(mask.anchors, end) if windowed else 0
-        first = max(start - reach, anchors)
-        seen = near[..., : end - start, reach - (start - first) : reach + end - start]
-        keys, values = k[:, :, first:end], v[:, :, first:end]
-        if anchors:
-            query = torch.arange(start, end, device=q.device)
-            far = explicit(query, torch.arange(anchors, device=q.device))
-            seen = torch.cat((far, seen), dim=-1)
-            keys = torch.cat((k[:, :, :anchors], keys), dim=2)
-            values = torch.cat((v[:, :, :anchors], values), dim=2)
+        distance = index[start:end, None] - index[:end]
+        seen = mask.for_sdpa(distance >= 0, distance, q.shape[1], q.dtype)
         some = None if extra is None else extra[:, :, start:end]
-        outputs.append(sdpa(q[:, :, start:end], keys, values, seen, some))
+        outputs.append(sdpa(q[:, :, start:end], k[:, :, :end], v[:, :, :end], seen, some))
     return torch.cat(outputs, dim=2)
 
 
@@ -165,7 +163,8 @@ def _masked(
 ) -> Tensor:
     """One call with an explicit mask; of [B, H, T, D] queries and [B, Hkv, S, D] keys."""
     distance = queries.positions[:, :, None] - keys.positions[:, None]
-    seen = mask.visible(distance, keys.positions[:, None])
+    reach = mask.reach(keys.positions)
+    seen = mask.visible(distance, reach[:, None] if isinstance(reach, Tensor) else reach)
     if queries.segments is not None:
         seen = seen & (queries.segments[:, :, None] == keys.segments[:, None])
     return sdpa(q, k, v, mask.for_sdpa(seen, distance, q.shape[1], q.dtype), extra)

@@ -9,6 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FOREVER = 2**62
+"""The reach of a key that stays visible to the end of its document."""
+
 
 class AttentionMask(NamedTuple):
     """Causal attention inside a document, and options on top of it.
@@ -24,19 +27,25 @@ class AttentionMask(NamedTuple):
     anchors: int = 0
     alibi: bool = False
 
-    def visible(self, distance: Tensor, key_position: Tensor) -> Tensor:
+    def reach(self, key_position: Tensor) -> Tensor | int:
+        """How many queries see a key, counted from itself: those at distances below its reach.
+
+        key_position: tokens from the start of the document to the key.
+        """
+        if self.window is None:
+            return FOREVER
+        if not self.anchors:
+            return self.window
+        return torch.where(key_position < self.anchors, FOREVER, self.window)
+
+    def visible(self, distance: Tensor, reach: Tensor | int) -> Tensor:
         """Whether a query sees a key of its own document, bool, element by element.
 
         distance: tokens from the key to the query, negative for later keys.
-        key_position: tokens from the start of the document to the key.
+        reach: of the key.
         """
         seen = distance >= 0
-        if self.window is None:
-            return seen
-        near = distance < self.window
-        if self.anchors:
-            near = near | (key_position < self.anchors)
-        return seen & near
+        return seen if self.window is None else seen & (distance < reach)
 
     def for_sdpa(self, visible: Tensor, distance: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
         """The `attn_mask` of scaled_dot_product_attention, of the dtype of the queries.

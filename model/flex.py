@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from model.attention_mask import AttentionMask, alibi_slope
+from model.attention_mask import FOREVER, AttentionMask, alibi_slope
 from model.sequence import SequenceInfo
 
 BLOCK = 128
@@ -96,13 +96,16 @@ def block_mask(info: SequenceInfo, mask: AttentionMask) -> BlockMask:
 
 
 def _mask_mod(info: SequenceInfo, mask: AttentionMask) -> Callable[..., Tensor]:
-    segments, positions = info.segments, info.positions
-    if segments is None:
-        return lambda b, h, query, key: mask.visible(query - key, key)
+    segments, reach = info.segments, mask.reach(info.positions)
+
+    def of_key(b, key):
+        if not isinstance(reach, Tensor):
+            return reach
+        return reach[0 if segments is None else b, key]
 
     def in_document(b, h, query, key):
-        same = segments[b, query] == segments[b, key]
-        return same & mask.visible(query - key, positions[b, key])
+        seen = mask.visible(query - key, of_key(b, key))
+        return seen if segments is None else seen & (segments[b, query] == segments[b, key])
 
     return in_document
 
@@ -118,25 +121,34 @@ def _visible_blocks(info: SequenceInfo, mask: AttentionMask) -> tuple[Tensor, Te
     as in `create_block_mask`.
     """
     length = info.positions.shape[1]
-    first = torch.arange(0, length, BLOCK, device=info.positions.device)
+    index = torch.arange(length, device=info.positions.device)
+    first = index[::BLOCK]
     last = (first + BLOCK - 1).clamp(max=length - 1)
     segments = torch.zeros_like(info.positions) if info.segments is None else info.segments
 
     # Axes: row, query block, key block. Of earlier key blocks only one document can be visible:
     # the one the query block starts in, if the key block ends in it (numbers never decrease).
     query_first, query_last = first[:, None], last[:, None]
-    key_first, key_last = first[None], last[None]
+    key_last = last[None]
     earlier = key_last < query_first
     some = earlier & (segments[:, first, None] == segments[:, None, last])
     every = earlier & (segments[:, last, None] == segments[:, None, first])
     every = every & (query_last - query_first == BLOCK - 1)
     if mask.window is not None:
-        start = (first - info.positions[:, first])[:, :, None]  # of the document
-        has_anchor = (key_first - start).clamp(min=0) < mask.anchors
-        some = some & ((query_first - key_last < mask.window) | has_anchor)
-        farthest = torch.maximum(key_first, start + mask.anchors)  # key that is no anchor
-        every = every & ((query_last - farthest < mask.window) | (farthest > key_last))
+        # The first query that a key is too far from: the last one of a block's keys that go on
+        # into later blocks, which are those of its last document, and the first one of all keys.
+        end = (index + mask.reach(info.positions)).expand(segments.shape)
+        going_on = segments == segments[:, last].repeat_interleave(BLOCK, dim=1)[:, :length]
+        farthest = _by_block(end.masked_fill(~going_on, 0), 0).amax(dim=-1)
+        nearest = _by_block(end, FOREVER).amin(dim=-1)
+        some = some & (query_first < farthest[:, None])
+        every = every & (query_last < nearest[:, None])
     return some | torch.eye(len(first), dtype=torch.bool, device=first.device), every
+
+
+def _by_block(values: Tensor, padding: int) -> Tensor:
+    """[B, T] -> [B, T / BLOCK, BLOCK], the last block filled up with `padding`."""
+    return F.pad(values, (0, -values.shape[1] % BLOCK), value=padding).unflatten(1, (-1, BLOCK))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,9 +48,10 @@ def trim(state: KVState, mask: AttentionMask) -> KVState:
     left = total - (mask.window - 1)  # tokens that have left the window
     if not mask.anchors:
         return KVState(*(x[:, left:] for x in state))
-    wanted = (state.segments[:, :left] == state.segments[:, -1:]) & (
-        state.positions[:, :left] < mask.anchors
-    )
+    next_position = state.positions[:, -1:] + 1
+    positions = state.positions[:, :left]
+    wanted = mask.visible(next_position - positions, mask.reach(positions))
+    wanted = wanted & (state.segments[:, :left] == state.segments[:, -1:])
     # The anchors of each row first. Other tokens fill up rows that have fewer: no query sees them.
     order = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     recent = torch.arange(left, total, device=order.device).expand(len(order), -1)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import attention, cached_attention
+from model.attention import attention, continued_attention
 from model.attention_mask import AttentionMask
 from model.feature_maps.base import wide
 from model.flex import prepare_block_mask
@@ -91,16 +91,17 @@ class SoftmaxMixer(nn.Module):
 
         sinks = None if self.sinks is None else wide(self.sinks)
         keys = None
-        if keep_state or state is not None:
-            keys = extend(state and state.cache, k, v, info)
-        if state is None:
-            y = attention(q, k, v, info, self.mask, sinks).y
+        if state is not None:
+            attended, keys = continued_attention(q, k, v, info, self.mask, state.cache, sinks)
         else:
-            y = cached_attention(q, keys, info, self.mask, sinks).y
+            attended = attention(q, k, v, info, self.mask, sinks)
         kept = None
         if keep_state:
-            kept = SoftmaxMixerState(trim(keys, self.mask), conv_k, conv_v)
-        return self.out(self._gated(y.flatten(-2), x)), kept
+            if keys is None:
+                keys = trim(extend(None, k, v, info), self.mask)
+            kept = SoftmaxMixerState(keys, conv_k, conv_v)
+        y = attended.y.flatten(-2)
+        return self.out(self._gated(y, x)), kept
 
     def _gated(self, y: Tensor, x: Tensor) -> Tensor:
         if self.gate is None:

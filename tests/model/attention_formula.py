@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import model.attention
-from model.attention import Attended, attention, cached_attention
+from model.attention import Attended, attention, continued_attention
 from model.attention_mask import AttentionMask
 from model.flex import block_mask
 from model.kv_cache import extend, trim
 from model.sequence import SequenceInfo
+from model.windowed import windowed
 
 LENGTH = 70
 
@@ -87,6 +88,17 @@ def masked(q, k, v, segments, mask, extra=None):
     return model.attention._attended(y, extra)
 
 
+def in_blocks(q, k, v, segments, mask, extra=None):
+    """Whole rows at once: what compiled code and prompts on a GPU do with a window."""
+    if mask.window is None:
+        return masked(q, k, v, segments, mask, extra)
+    info = SequenceInfo.of(segments, segments)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    by_head = model.attention._by_head(extra, q)
+    y = windowed(q, k, v, info, mask, by_head, model.attention._QUERY_BLOCK)
+    return model.attention._attended(y, extra)
+
+
 def by_flex(q, k, v, segments, mask, extra=None):
     info = SequenceInfo.of(segments, segments)
     info.block_masks[mask] = block_mask(info, mask)
@@ -98,11 +110,15 @@ def in_pieces(q, k, v, segments, mask, extra=None):
     for piece in itertools.cycle((1, 17, 1, 1, 4)):
         at = slice(start, start + piece)
         info = SequenceInfo.of(segments[:, at], segments[:, at], *known)
-        keys = extend(keys, k[:, at], v[:, at], info)
         some = extra if extra is None or extra.dim() == 1 else extra[:, at]
-        outputs.append(cached_attention(q[:, at], keys, info, mask, some))
-        known = (keys.segments[:, -1], keys.positions[:, -1] + 1)
-        keys = trim(keys, mask)
+        piece_of = [x[:, at] for x in (q, k, v)]
+        if keys is None:
+            attended = attention(*piece_of, info, mask, some)
+            keys = trim(extend(None, *piece_of[1:], info), mask)
+        else:
+            attended, keys = continued_attention(*piece_of, info, mask, keys, some)
+        outputs.append(attended)
+        known = (info.segments[:, -1], info.positions[:, -1] + 1)
         if mask.window is not None:
             assert keys.k.shape[1] <= mask.window - 1 + mask.anchors
         start += piece
@@ -112,4 +128,4 @@ def in_pieces(q, k, v, segments, mask, extra=None):
     return Attended(torch.cat([o.y for o in outputs], dim=1), shares)
 
 
-PATHS = [by_document, masked, by_flex, in_pieces]
+PATHS = [by_document, masked, in_blocks, by_flex, in_pieces]

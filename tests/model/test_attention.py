@@ -26,6 +26,7 @@ from tests.model.attention_formula import (
     by_document,
     by_flex,
     formula,
+    in_blocks,
     masked,
     paper_slopes,
     segments_of,
@@ -87,7 +88,7 @@ def test_rounding_stays_that_of_the_dtype(path, mask, dtype, error):
 @pytest.mark.parametrize(
     ("path", "mask"),
     [
-        *itertools.product([by_document, masked], MASKS),
+        *itertools.product([by_document, masked, in_blocks], MASKS),
         *itertools.product([by_flex], SOME_MASKS),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -269,10 +270,10 @@ def test_compiled_blocks_of_one_kind_share_one_graph():
 def test_flops_and_kept_keys_count_what_is_visible():
     for mask, length in itertools.product(MASKS, (1, 4, 12, 13, 14, 60)):
         position = torch.arange(length)
-        visible = mask.visible(position[:, None] - position, position)
+        visible = mask.visible(position[:, None] - position, mask.reach(position))
         assert mask.mean_visible(length) == visible.sum().item() / length
         if not mask.alibi:
-            later = mask.visible(length - position, position)
+            later = mask.visible(length - position, mask.reach(position))
             assert mask.most_kept(length) >= later.sum().item()
 
 

@@ -17,6 +17,7 @@ from tests.model.attention_formula import (
     by_document,
     by_flex,
     formula,
+    in_blocks,
     masked,
     segments_of,
     tensors,
@@ -68,7 +69,7 @@ def test_a_further_key_takes_part_in_the_denominator_of_every_path(path, mask, k
 @pytest.mark.parametrize("kind", ["sinks", "per query"])
 @pytest.mark.parametrize(
     ("path", "mask"),
-    [*itertools.product([by_document, masked], MASKS), (by_flex, MASKS[1])],
+    [*itertools.product([by_document, masked, in_blocks], MASKS), (by_flex, MASKS[1])],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_its_gradients_equal_those_of_the_formula(path, mask, kind, monkeypatch):

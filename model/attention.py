@@ -55,7 +55,7 @@ def attention(
     """
     q, k, v = (x.transpose(1, 2) for x in (q_bthd, k_bthd, v_bthd))
     extra = _by_head(extra, q)
-    blocks = info.block_masks.get(mask)
+    blocks = info.block_masks.get(mask.description)
     if blocks is not None:
         y = flex(q, k, v, mask, blocks, extra)
     elif q.device.type == "cpu" and not torch.compiler.is_compiling():

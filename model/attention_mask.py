@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from model.random_anchors import RandomAnchors
+
 FOREVER = 2**62
 """The reach of a key that stays visible to the end of its document."""
 
@@ -21,11 +23,24 @@ class AttentionMask(NamedTuple):
         sinks; Xiao et al., 2023, StreamingLLM), one set per document for all its queries.
     alibi: scores fall linearly with distance, faster in some heads than in others (Press et al.,
         2022).
+    drawn: random tokens behind the window that stay visible for a while; see random_anchors.py.
     """
 
     window: int | None = None
     anchors: int = 0
     alibi: bool = False
+    drawn: RandomAnchors | None = None
+
+    @property
+    def description(self) -> tuple:
+        """Plain values that tell masks of one block apart."""
+        drawn = None if self.drawn is None else (self.drawn.places, self.drawn.seed)
+        return self.window, self.anchors, self.alibi, drawn
+
+    @property
+    def far_keys(self) -> int:
+        """How many keys behind the window a query sees at most."""
+        return self.anchors + (0 if self.drawn is None else self.drawn.places)
 
     def reach(self, key_position: Tensor) -> Tensor | int:
         """How many queries see a key, counted from itself: those at distances below its reach.
@@ -34,9 +49,25 @@ class AttentionMask(NamedTuple):
         """
         if self.window is None:
             return FOREVER
-        if not self.anchors:
-            return self.window
-        return torch.where(key_position < self.anchors, FOREVER, self.window)
+        reach: Tensor | int = self.window
+        if self.drawn is not None:
+            reach = self.window + self.drawn.stay(key_position - self.anchors)
+        if self.anchors:
+            reach = torch.where(key_position < self.anchors, FOREVER, reach)
+        return reach
+
+    def behind(self, position: Tensor) -> Tensor:
+        """Positions [.., far_keys] of the keys behind the window that queries at `position` see.
+
+        Negative ones are of no key. First tokens are listed even where the window has them.
+        """
+        first = torch.arange(self.anchors, device=position.device)
+        first = first.expand(*position.shape, -1)
+        if self.drawn is None:
+            return first
+        drawn = self.drawn.held(position - self.window - self.anchors)
+        drawn = torch.where(drawn < 0, -1, drawn + self.anchors)
+        return torch.cat((first, drawn), dim=-1)
 
     def visible(self, distance: Tensor, reach: Tensor | int) -> Tensor:
         """Whether a query sees a key of its own document, bool, element by element.
@@ -67,17 +98,17 @@ class AttentionMask(NamedTuple):
         """Keys per query, on average over a document of `length` tokens."""
         if self.window is None or self.window >= length:
             return (length + 1) / 2
-        inside = _triangle(self.window) + (length - self.window) * self.window
-        # The query at position p sees min(anchors, p + 1 - window) anchors outside of its window.
-        outside = length - self.window
-        rising = min(self.anchors, outside)
-        return (inside + _triangle(rising) + (outside - rising) * self.anchors) / length
+        behind = length - self.window  # queries that have tokens behind their window
+        total = _rising(self.window, length) + _rising(self.anchors, behind)
+        if self.drawn is not None:
+            total += _rising(self.drawn.places, behind - self.anchors)
+        return total / length
 
     def most_kept(self, length: int) -> int:
         """Keys that later queries may see after a document of `length` tokens."""
         if self.window is None:
             return length
-        return min(length, self.anchors + self.window - 1)
+        return min(length, self.far_keys + self.window - 1)
 
 
 def alibi_slope(head: Tensor, heads: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -93,5 +124,7 @@ def alibi_slope(head: Tensor, heads: int, dtype: torch.dtype = torch.float32) ->
     return torch.exp2(-exponent.to(dtype))
 
 
-def _triangle(n: int) -> float:
-    return n * (n + 1) / 2
+def _rising(most: int, steps: int) -> float:
+    """The sum of 1, 2, .. , most, most, .. over so many steps."""
+    rising = max(min(most, steps), 0)
+    return rising * (rising + 1) / 2 + max(steps - rising, 0) * most

@@ -22,6 +22,9 @@ turn faster, past any positions; from 1e12 on, the slowest turn by less than a r
 RopeFraction = Annotated[float, Field(gt=0, le=1)]
 """Of the channels of a head. To turn none is to have no rotary positions."""
 
+RandomAnchorCount = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=1024)]
+"""Keys that every query sees beside its window; more are no sparse attention any more."""
+
 Expansion = Annotated[float, Field(gt=0, le=MAX_WIDTH)]
 """A width as a multiple of d_model; the mixer checks the product."""
 

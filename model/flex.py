@@ -33,9 +33,11 @@ def prepare_block_mask(info: SequenceInfo, mask: AttentionMask) -> None:
     Rows shorter than a block have nothing to skip and get none.
     """
     used = info.positions.device.type in _DEVICES and info.positions.shape[1] >= BLOCK
-    if used and mask not in info.block_masks:
-        copy = AttentionMask(*mask)  # with the layer's own object, its compiled code fits no other
-        info.block_masks[copy] = block_mask(info, copy)
+    made, key = info.block_masks, mask.description
+    if mask.drawn is not None:  # every block draws its own
+        made = info.masks_of_blocks.setdefault(mask.drawn.block, {})
+    if used and key not in made:
+        made[key] = block_mask(info, mask)
 
 
 def flex(
@@ -97,6 +99,8 @@ def block_mask(info: SequenceInfo, mask: AttentionMask) -> BlockMask:
 
 def _mask_mod(info: SequenceInfo, mask: AttentionMask) -> Callable[..., Tensor]:
     segments, reach = info.segments, mask.reach(info.positions)
+    # Not the layer's own object: compiled with it, the code would fit no other layer.
+    visible = AttentionMask(mask.window).visible
 
     def of_key(b, key):
         if not isinstance(reach, Tensor):
@@ -104,7 +108,7 @@ def _mask_mod(info: SequenceInfo, mask: AttentionMask) -> Callable[..., Tensor]:
         return reach[0 if segments is None else b, key]
 
     def in_document(b, h, query, key):
-        seen = mask.visible(query - key, of_key(b, key))
+        seen = visible(query - key, of_key(b, key))
         return seen if segments is None else seen & (segments[b, query] == segments[b, key])
 
     return in_document

@@ -39,14 +39,14 @@ def extend(state: KVState | None, k: Tensor, v: Tensor, info: SequenceInfo) -> K
 def trim(state: KVState, mask: AttentionMask) -> KVState:
     """Leaves out what the tokens after `state` cannot see; the size is the same in all rows.
 
-    Without a window everything stays; with one, the last `window - 1` tokens and the anchors of the
-    document that the row ends in.
+    Without a window everything stays; with one, the last `window - 1` tokens and, of the document
+    that the row ends in, the anchors.
     """
     total = state.k.shape[1]
-    if mask.window is None or total <= mask.window - 1 + mask.anchors:
+    if mask.window is None or total <= mask.window - 1 + mask.far_keys:
         return state
     left = total - (mask.window - 1)  # tokens that have left the window
-    if not mask.anchors:
+    if not mask.far_keys:
         return KVState(*(x[:, left:] for x in state))
     next_position = state.positions[:, -1:] + 1
     positions = state.positions[:, :left]
@@ -55,6 +55,6 @@ def trim(state: KVState, mask: AttentionMask) -> KVState:
     # The anchors of each row first. Other tokens fill up rows that have fewer: no query sees them.
     order = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     recent = torch.arange(left, total, device=order.device).expand(len(order), -1)
-    kept = torch.cat((order[:, : mask.anchors], recent), dim=1)
+    kept = torch.cat((order[:, : mask.far_keys], recent), dim=1)
     row = torch.arange(len(kept), device=kept.device)[:, None]
     return KVState(*(x[row, kept] for x in state))

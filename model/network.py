@@ -105,8 +105,8 @@ class LanguageModel(nn.Module):
             if hasattr(module, "prepare"):
                 module.prepare(info)
         x = self.embedding(tokens)
-        for block in self.blocks:
-            x, _ = block(x, info)
+        for number, block in enumerate(self.blocks):
+            x, _ = block(x, info.in_block(number))
         return self.norm(x)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ masks and the kernels all take the numbers from here, so that no document sees a
 """
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ class SequenceInfo:
     positions: int64 [B, T] or [1, T]: tokens since the start of the document.
     kernels: the backend of recurrences and of the layers around them, as in `kernels`.
     block_masks: of flex_attention, by description; see model/flex.py.
+    masks_of_blocks: further ones, that only the block of a number uses.
     """
 
     segments: Tensor | None
     positions: Tensor
     kernels: str = "auto"
     block_masks: dict = field(default_factory=dict, repr=False)
+    masks_of_blocks: dict = field(default_factory=dict, repr=False)
     _rotations: dict = field(default_factory=dict, repr=False)
     _ranges: list = field(default_factory=list, repr=False)
 
@@ -56,6 +58,13 @@ class SequenceInfo:
         if last_segment is not None:
             starts[:, 0] = torch.where(segments[:, 0] == last_segment, -next_position, 0)
         return SequenceInfo(segments, index - torch.cummax(starts, dim=1).values, kernels)
+
+    def in_block(self, number: int) -> "SequenceInfo":
+        """The same for one block of the network: only masks that it uses."""
+        if not self.masks_of_blocks:
+            return self
+        own = self.block_masks | self.masks_of_blocks.get(number, {})
+        return replace(self, block_masks=own, masks_of_blocks={})
 
     def rotation(self, dim: int, base: float) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotary angles, float32 [B or 1, T, 1, dim / 2].

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from conf.settings import RowLength, RowLengthOrZero, Settings
-from model.fields import RopeBase, RopeFraction, Taps, Width
+from conf.settings import CountOrZero, RowLength, RowLengthOrZero, Settings
+from model.fields import RandomAnchorCount, RopeBase, RopeFraction, Taps, Width
 
 
 class SoftmaxSettings(Settings):
@@ -16,6 +16,8 @@ class SoftmaxSettings(Settings):
         "rope_fraction": 1.0,
         "qk_norm": False,
         "anchors": 0,
+        "random_anchors": 0,
+        "anchor_seed": None,
         "sinks": False,
         "alibi": False,
         "output_gate": "none",
@@ -37,6 +39,13 @@ class SoftmaxSettings(Settings):
     window: RowLength | None = Field(description="tokens a query sees, itself included; null: all")
     anchors: RowLengthOrZero = Field(
         description="first tokens of a document that stay visible outside of the window"
+    )
+    random_anchors: RandomAnchorCount = Field(
+        description="so many tokens behind the window stay visible, the same for all queries at a "
+        "position, and are replaced by later ones at random"
+    )
+    anchor_seed: CountOrZero | None = Field(
+        description="which random anchors are drawn, with the block's number; null: 0"
     )
     sinks: bool = Field(
         description="a learned logit per head takes part in the denominator, so that a query may "
@@ -67,10 +76,16 @@ class SoftmaxSettings(Settings):
             )
         if self.head_dim is not None:
             self.turned_channels(self.head_dim, f"head_dim={self.head_dim}")
-        if self.anchors and self.window is None:
+        for name, count in (("anchors", self.anchors), ("random_anchors", self.random_anchors)):
+            if count and self.window is None:
+                raise ValueError(
+                    f"{name}={count} needs a window: without one every query sees the whole "
+                    f"document; give a window, such as 256, or {name}=0"
+                )
+        if self.anchor_seed is not None and not self.random_anchors:
             raise ValueError(
-                f"anchors={self.anchors} needs a window: without one every query sees the whole "
-                "document; give a window, such as 256, or anchors=0"
+                f"anchor_seed={self.anchor_seed} is not read with random_anchors=0: leave "
+                "anchor_seed=null, or give random_anchors, such as 16"
             )
         if self.recall_init and self.conv_width < 2:
             raise ValueError(

@@ -57,14 +57,14 @@ def windowed(
     near_reach = slices(reach)[..., None, :] if isinstance(reach, Tensor) else reach
     seen = mask.visible(distance, near_reach) & (of_query == starts[..., None, :])
     keys, values = (slices(x.transpose(2, 3)).permute(0, 3, 1, 4, 2) for x in (k, v))
-    if mask.anchors:
+    if mask.far_keys:
         first = torch.arange(blocks, device=q.device)[:, None] * block
         start = starts[..., past, None]  # of the document of a block's first token
-        position = torch.arange(mask.anchors, device=q.device)
-        exists = (start >= 0) & (start + position < first - past)
+        position = mask.behind(slices(info.positions)[..., past])
+        exists = (start >= 0) & (position >= 0) & (start + position < first - past)
         far = torch.where(exists, start + position, 0)
         from_query = (first - far)[..., None, :] + ordinal[:block, None]
-        far_seen = mask.visible(from_query, mask.reach(position))
+        far_seen = mask.visible(from_query, mask.reach(position)[..., None, :])
         far_seen = far_seen & exists[..., None, :] & (of_query == start[..., None])
         seen = torch.cat((far_seen, seen), dim=-1)
         distance = torch.cat((from_query, distance.expand(*seen.shape[:-1], -1)), dim=-1)

@@ -45,10 +45,17 @@ def composed_by_hydra(config: str, *overrides: str) -> DictConfig:
         return compose(config, list(overrides))
 
 
+def presets_of(kind: str) -> list[str]:
+    """The presets of one kind of mixer, such as `linear`."""
+    mixers = composed().model.mixers
+    return [name for name in PRESETS if mixers[name].kind == kind]
+
+
 def small_model(layers: str, *overrides: str, vocab_size: int = 64) -> LanguageModel:
     """A network of width 32 with 2 heads in every mixer, and noise where training starts at 0."""
     widths = [f"model.mixers.{name}.heads=2" for name in PRESETS]
-    kv = [f"model.mixers.{name}.kv_heads=2" for name in ("softmax", "window")]
+    kv = [f"model.mixers.{name}.kv_heads=2" for name in ("softmax", "window", "sparse")]
+    windows = [f"model.mixers.{name}.window=16" for name in ("window", "sparse")]
     settings: ModelSettings = composed(
         f"model.layers={layers}",
         "model.d_model=32",
@@ -56,9 +63,9 @@ def small_model(layers: str, *overrides: str, vocab_size: int = 64) -> LanguageM
         "model.init=depth_scaled",
         "model.init_std=0.2",
         "model.embedding_std=0.2",
-        "model.mixers.window.window=16",
         *widths,
         *kv,
+        *windows,
         *overrides,
     ).model
     return LanguageModel(settings, vocab_size)

@@ -22,6 +22,7 @@ from model.flex import prepare_block_mask
 from model.kv_cache import KVState, extend, trim
 from model.layers import ConvState, RMSNorm, ShortConv
 from model.pattern import Depth
+from model.random_anchors import RandomAnchors
 from model.sequence import SequenceInfo, rotate
 from model.softmax_config import SoftmaxSettings
 
@@ -50,7 +51,11 @@ class SoftmaxMixer(nn.Module):
         self.rope_base, self.recall_init = settings.rope_base, settings.recall_init
         self.turned = settings.turned_channels(head_dim, origin)
         self.delayed_heads = -(-self.kv_heads // 2) if self.recall_init else 0
-        self.mask = AttentionMask(settings.window, settings.anchors, settings.alibi)
+        self.drawn = None
+        if settings.random_anchors:
+            seed = settings.anchor_seed or 0
+            self.drawn = RandomAnchors(settings.random_anchors, seed, depth.index)
+        self.mask = AttentionMask(settings.window, settings.anchors, settings.alibi, self.drawn)
         self.q = nn.Linear(d_model, self.heads * head_dim, bias=False)
         self.k = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)
         self.v = nn.Linear(d_model, self.kv_heads * head_dim, bias=False)

@@ -11,6 +11,7 @@ from model.attention import Attended, attention, continued_attention
 from model.attention_mask import AttentionMask
 from model.flex import block_mask
 from model.kv_cache import extend, trim
+from model.random_anchors import changes
 from model.sequence import SequenceInfo
 from model.windowed import windowed
 
@@ -55,7 +56,9 @@ def formula(
         numbers = segments[row].tolist()
         document = [j for j in range(length) if numbers[j] == numbers[i]]
         near = [j for j in document if j <= i and (mask.window is None or i - j < mask.window)]
-        seen = torch.tensor([*near, *(j for j in document[: mask.anchors] if j <= i)])
+        far = [j for j in document[: mask.anchors] if j <= i]
+        far += [document[p] for p in drawn_positions(mask, i - document[0])]
+        seen = torch.tensor([*near, *far])
         added[row, :, i, seen] = -slopes[:, None] * (i - seen)
     scores = scores + added
     if extra is None:
@@ -64,6 +67,19 @@ def formula(
     weights = F.softmax(scores, dim=-1)
     y = torch.einsum("bhts,bshd->bthd", weights[..., :-1], v)
     return Attended(y, weights[..., -1].transpose(1, 2))
+
+
+def drawn_positions(mask: AttentionMask, position: int) -> list[int]:
+    """The random anchors of a query, one token after the other that leaves its window."""
+    if mask.drawn is None:
+        return []
+    turns = changes(mask.drawn.places, mask.drawn.seed, mask.drawn.block)
+    held = {}
+    for candidate in range(position - mask.window - mask.anchors + 1):
+        place = candidate % len(turns)
+        if candidate in turns[place]:
+            held[place] = candidate + mask.anchors
+    return list(held.values())
 
 
 def paper_slopes(heads: int) -> Tensor:
@@ -101,7 +117,7 @@ def in_blocks(q, k, v, segments, mask, extra=None):
 
 def by_flex(q, k, v, segments, mask, extra=None):
     info = SequenceInfo.of(segments, segments)
-    info.block_masks[mask] = block_mask(info, mask)
+    info.block_masks[mask.description] = block_mask(info, mask)
     return attention(q, k, v, info, mask, extra)
 
 
@@ -120,7 +136,7 @@ def in_pieces(q, k, v, segments, mask, extra=None):
         outputs.append(attended)
         known = (info.segments[:, -1], info.positions[:, -1] + 1)
         if mask.window is not None:
-            assert keys.k.shape[1] <= mask.window - 1 + mask.anchors
+            assert keys.k.shape[1] <= mask.window - 1 + mask.far_keys
         start += piece
         if start >= q.shape[1]:
             break

@@ -10,10 +10,10 @@ import torch
 
 from model.network import LanguageModel
 from model.sequence import SequenceInfo
-from tests.composing import PRESETS, composed, small_model
+from tests.composing import PRESETS, composed, presets_of, small_model
 
 EVERY_MIXER = pytest.mark.parametrize("layers", [*PRESETS, "gla+window softmax retnet"])
-LINEAR = [name for name in PRESETS if composed().model.mixers[name].kind == "linear"]
+LINEAR = presets_of("linear")
 
 
 def family_model(layers: str, *overrides: str) -> LanguageModel:

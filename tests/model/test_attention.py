@@ -18,6 +18,7 @@ from model.mixers import build_mixer
 from model.mixers.softmax import SoftmaxMixer
 from model.network import LanguageModel
 from model.pattern import Depth
+from model.random_anchors import RandomAnchors
 from model.sequence import SequenceInfo
 from tests.composing import composed, small_model
 from tests.model.attention_formula import (
@@ -47,6 +48,8 @@ MASKS = [
     AttentionMask(alibi=True),
     AttentionMask(window=13, alibi=True),
     AttentionMask(window=5, anchors=9, alibi=True),
+    AttentionMask(window=4, drawn=RandomAnchors(5, seed=0, block=0)),
+    AttentionMask(window=1, anchors=2, alibi=True, drawn=RandomAnchors(3, seed=1, block=2)),
 ]
 SOME_MASKS = [MASKS[0], MASKS[4], MASKS[9]]
 HEADS = [(6, 3), (4, 1), (2, 2)]  # query heads, key and value heads
@@ -125,7 +128,7 @@ def test_rows_without_document_numbers_are_one_document(mask):
     info = SequenceInfo.of(inputs[0][..., 0, 0])
     expected = by_document(*inputs, torch.zeros(2, 300, dtype=torch.int64), mask).y
     assert torch.equal(attention(*inputs, info, mask).y, expected)
-    info.block_masks[mask] = block_mask(info, mask)
+    info.block_masks[mask.description] = block_mask(info, mask)
     assert torch.allclose(attention(*inputs, info, mask).y, expected, atol=1e-5)
 
 
@@ -142,6 +145,8 @@ def test_slopes_are_those_of_the_paper(heads):
     [
         *(AttentionMask(window=w) for w in (None, 1, 2, 127, 128, 129, 130, 255, 256, 300)),
         *(AttentionMask(window=w, anchors=n) for w in (1, 200) for n in (1, 127, 128, 253, 300)),
+        *(AttentionMask(window=w, drawn=RandomAnchors(2, w, 1)) for w in (1, 2, 128, 200)),
+        AttentionMask(window=3, anchors=126, drawn=RandomAnchors(3, 2, 0)),
     ],
     ids=str,
 )

@@ -77,21 +77,34 @@ def continued_attention(
     extra: Tensor | None = None,
 ) -> tuple[Attended, KVState]:
     """As `attention`, for tokens that follow those of `state`; and the state after them."""
-    extra = _by_head(extra, q_bthd.transpose(1, 2))
-    blocks = [slice(a, a + _QUERY_BLOCK) for a in range(0, q_bthd.shape[1], _QUERY_BLOCK)]
     if mask.window is None:
         state = extend(state, k_bthd, v_bthd, info)
     outputs = []
-    for at in blocks:
-        some = SequenceInfo(info.segments[:, at], info.positions[:, at])
+    for at, some in info.pieces(_QUERY_BLOCK):
         if mask.window is not None:  # what a block has seen is forgotten before the next one
             state = extend(state, k_bthd[:, at], v_bthd[:, at], some)
-        q, k, v = (x.transpose(1, 2) for x in (q_bthd[:, at], state.k, state.v))
+        further = extra if extra is None or extra.dim() == 1 else extra[:, at]
         keys = SequenceInfo(state.segments, state.positions)
-        further = None if extra is None else extra[:, :, at]
-        outputs.append(_masked(q, k, v, some, keys, mask, further))
+        attended = explicit_attention(q_bthd[:, at], state.k, state.v, some, keys, mask, further)
+        outputs.append(attended)
         state = trim(state, mask)
-    return _attended(torch.cat(outputs, dim=2), extra), state
+    shares = None if extra is None else torch.cat([part.share for part in outputs], dim=1)
+    return Attended(torch.cat([part.y for part in outputs], dim=1), shares), state
+
+
+def explicit_attention(
+    q_bthd: Tensor,
+    k_bshd: Tensor,
+    v_bshd: Tensor,
+    queries: SequenceInfo,
+    keys: SequenceInfo,
+    mask: AttentionMask,
+    extra: Tensor | None = None,
+) -> Attended:
+    """As `attention`, of T queries and S keys with descriptions of their own, all T S scores."""
+    q, k, v = (x.transpose(1, 2) for x in (q_bthd, k_bshd, v_bshd))
+    extra = _by_head(extra, q)
+    return _attended(_masked(q, k, v, queries, keys, mask, extra), extra)
 
 
 def _by_head(extra: Tensor | None, q: Tensor) -> Tensor | None:

@@ -69,6 +69,16 @@ class AttentionMask(NamedTuple):
         drawn = torch.where(drawn < 0, -1, drawn + self.anchors)
         return torch.cat((first, drawn), dim=-1)
 
+    def leaving(self, position: Tensor) -> Tensor:
+        """Positions of the keys that queries at `position` are the first not to see.
+
+        There is at most one: the token that leaves the window, or the anchor whose place it takes.
+        Negative: there is none.
+        """
+        candidate = position - self.window - self.anchors
+        gone = candidate if self.drawn is None else self.drawn.displaced(candidate)
+        return torch.where((candidate < 0) | (gone < 0), -1, gone + self.anchors)
+
     def visible(self, distance: Tensor, reach: Tensor | int) -> Tensor:
         """Whether a query sees a key of its own document, bool, element by element.
 

@@ -8,8 +8,11 @@ from conf.settings import Settings
 from model.fields import InitStd, NormEpsilon, Width
 from model.linear_config import LinearSettings
 from model.softmax_config import SoftmaxSettings
+from model.sparse_linear_config import SparseLinearSettings
 
-MixerSettings = Annotated[SoftmaxSettings | LinearSettings, Field(discriminator="kind")]
+MixerSettings = Annotated[
+    SoftmaxSettings | LinearSettings | SparseLinearSettings, Field(discriminator="kind")
+]
 
 
 class ModelSettings(Settings):

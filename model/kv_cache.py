@@ -36,25 +36,31 @@ def extend(state: KVState | None, k: Tensor, v: Tensor, info: SequenceInfo) -> K
     )
 
 
-def trim(state: KVState, mask: AttentionMask) -> KVState:
+def trim(state: KVState, mask: AttentionMask, recent: int | None = None) -> KVState:
     """Leaves out what the tokens after `state` cannot see; the size is the same in all rows.
 
-    Without a window everything stays; with one, the last `window - 1` tokens and, of the document
-    that the row ends in, the anchors.
+    Without a window everything stays; with one, the last `recent` tokens and, of the document that
+    the row ends in, the anchors.
+
+    recent: window - 1 (None), the tokens that the next query sees beside itself; or window, for
+        callers that want what the last query saw.
     """
-    total = state.k.shape[1]
-    if mask.window is None or total <= mask.window - 1 + mask.far_keys:
+    if mask.window is None:
         return state
-    left = total - (mask.window - 1)  # tokens that have left the window
+    recent = mask.window - 1 if recent is None else recent
+    total = state.k.shape[1]
+    if total <= recent + mask.far_keys:
+        return state
+    left = total - recent  # tokens that have left the window
     if not mask.far_keys:
         return KVState(*(x[:, left:] for x in state))
-    next_position = state.positions[:, -1:] + 1
+    query = state.positions[:, -1:] + mask.window - recent
     positions = state.positions[:, :left]
-    wanted = mask.visible(next_position - positions, mask.reach(positions))
+    wanted = mask.visible(query - positions, mask.reach(positions))
     wanted = wanted & (state.segments[:, :left] == state.segments[:, -1:])
     # The anchors of each row first. Other tokens fill up rows that have fewer: no query sees them.
     order = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-    recent = torch.arange(left, total, device=order.device).expand(len(order), -1)
-    kept = torch.cat((order[:, : mask.far_keys], recent), dim=1)
+    rest = torch.arange(left, total, device=order.device).expand(len(order), -1)
+    kept = torch.cat((order[:, : mask.far_keys], rest), dim=1)
     row = torch.arange(len(kept), device=kept.device)[:, None]
     return KVState(*(x[row, kept] for x in state))

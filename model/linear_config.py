@@ -21,6 +21,8 @@ _DECAY_OPTIONS = {
     "decay_temperature": ("gla",),
     "memory_length": ("gla", "learned", "mamba2", "kda", "kda_bounded"),
 }
+# And options that only some feature maps read.
+MAP_OPTIONS = {option: (name,) for name, m in FEATURE_MAPS.items() for option in m.options}
 KDA_BOUND = 5.0  # kda_bounded: no log-decay is below -5
 _CHANNEL_DECAYS = ("gla", "kda", "kda_bounded", "hgrn2")
 
@@ -99,7 +101,8 @@ class LinearSettings(Settings):
 
     @model_validator(mode="after")
     def _options_make_sense(self):
-        self._check_owners()
+        check_readers(self, "decay", _DECAY_OPTIONS)
+        check_readers(self, "feature_map", MAP_OPTIONS)
         self._check_memory()
         self._check_write()
         self._check_feature_map()
@@ -116,18 +119,10 @@ class LinearSettings(Settings):
             )
         return self
 
-    def _check_owners(self) -> None:
-        maps = {option: (name,) for name, m in FEATURE_MAPS.items() for option in m.options}
-        owned = {option: ("decay", decays) for option, decays in _DECAY_OPTIONS.items()}
-        owned |= {option: ("feature_map", names) for option, names in maps.items()}
-        for option, (choice, readers) in owned.items():
-            value, chosen = getattr(self, option), getattr(self, choice)
-            if value is not None and chosen not in readers:
-                raise ValueError(
-                    f"{option}={value} is not read by {choice}={chosen}, only by "
-                    f"{choice}={' or '.join(readers)}; leave {option}=null or choose another "
-                    f"{choice}"
-                )
+    @property
+    def unit_keys(self) -> bool:
+        """Features have length 1: a factor of its own of each key cancels."""
+        return self.qk_norm
 
     def _check_memory(self) -> None:
         lengths = self.memory_length
@@ -193,7 +188,7 @@ class LinearSettings(Settings):
             raise ValueError(
                 f"write=complement with feature_map={name}: keys are made from decays and are not "
                 f"mapped, so that only a map of queries alone has a meaning; use "
-                f"feature_map={_either(n for n, m in FEATURE_MAPS.items() if m.elementary)}, or "
+                f"feature_map={either(n for n, m in FEATURE_MAPS.items() if m.elementary)}, or "
                 "write=additive"
             )
         if name == "cosformer" and self.rope_base is not None:
@@ -206,14 +201,14 @@ class LinearSettings(Settings):
         """A denominator is a sum of weights phi(q).phi(k), decayed: it must not vanish."""
         name, chosen = self.feature_map, FEATURE_MAPS[self.feature_map]
         if chosen.sign == "signed":
-            positive = _either(n for n, m in FEATURE_MAPS.items() if m.sign != "signed")
+            positive = either(n for n, m in FEATURE_MAPS.items() if m.sign != "signed")
             raise ValueError(
                 "normalize=true needs a feature map with a non-negative kernel, and "
                 f"feature_map={name} has a signed one, so that the denominator may vanish; use "
                 f"feature_map={positive}, or normalize=false"
             )
         if chosen.sign == "kernel" and self.decay in _CHANNEL_DECAYS:
-            others = _either(n for n in get_args(DecayName) if n not in _CHANNEL_DECAYS)
+            others = either(n for n in get_args(DecayName) if n not in _CHANNEL_DECAYS)
             raise ValueError(
                 f"normalize=true with feature_map={name}, decay={self.decay}: the kernel is a "
                 "positive sum of signed features, which a decay per channel weighs differently, so "
@@ -226,10 +221,25 @@ class LinearSettings(Settings):
             )
 
 
+def check_readers(settings: Settings, choice: str, options: dict[str, tuple[str, ...]]) -> None:
+    """Refuses an option that the value of the field `choice` does not read; the others are null.
+
+    options: of each option the values of `choice` that read it.
+    """
+    chosen = getattr(settings, choice)
+    for option, readers in options.items():
+        value = getattr(settings, option, None)
+        if value is not None and chosen not in readers:
+            raise ValueError(
+                f"{option}={value} is not read by {choice}={chosen}, only by "
+                f"{choice}={' or '.join(readers)}; leave {option}=null or choose another {choice}"
+            )
+
+
 def _typed(value: bool) -> str:
     return str(value).lower()
 
 
-def _either(names: Iterable[str]) -> str:
+def either(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} or {last}"

@@ -5,6 +5,7 @@ masks and the kernels all take the numbers from here, so that no document sees a
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -58,6 +59,13 @@ class SequenceInfo:
         if last_segment is not None:
             starts[:, 0] = torch.where(segments[:, 0] == last_segment, -next_position, 0)
         return SequenceInfo(segments, index - torch.cummax(starts, dim=1).values, kernels)
+
+    def pieces(self, length: int) -> Iterator[tuple[slice, "SequenceInfo"]]:
+        """Which tokens, and their description, of `length` and fewer tokens at a time."""
+        for start in range(0, self.positions.shape[1], length):
+            at = slice(start, start + length)
+            segments = None if self.segments is None else self.segments[:, at]
+            yield at, SequenceInfo(segments, self.positions[:, at], self.kernels)
 
     def in_block(self, number: int) -> "SequenceInfo":
         """The same for one block of the network: only masks that it uses."""

@@ -15,12 +15,15 @@ class Mapped(NamedTuple):
     log_decay: what the state must be multiplied by besides its own decay, as a logarithm, float32
         [B, T, H]; None: nothing.
     state: a named tuple of what decoding carries to the next tokens; None: nothing.
+    log_factor: the logarithm of what phi(q).phi(k) of each query and the keys up to it was divided
+        by, float32 [B, T, H]; None: 1, or not one number for all keys.
     """
 
     q: Tensor  # [B, T, H, features]
     k: Tensor  # [B, T, H, features]
     log_decay: Tensor | None = None
     state: tuple | None = None
+    log_factor: Tensor | None = None
 
 
 class VectorMap(nn.Module):

@@ -38,7 +38,7 @@ class Exponential(nn.Module):
 
     def __init__(self, settings: LinearSettings, heads: int) -> None:
         super().__init__()
-        self.each_key_alone = settings.qk_norm
+        self.each_key_alone = settings.unit_keys
         self.state_bytes = 0 if self.each_key_alone else 4 * heads + 8
 
     def logits(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,8 @@ class Exponential(nn.Module):
     ) -> Mapped:
         with torch.autocast(q.device.type, enabled=False):
             of_q, of_k = self.logits(wide(q), wide(k))
-            mapped_q = (of_q - _largest(of_q)[..., None]).exp().to(q.dtype)
+            largest_q = _largest(of_q)
+            mapped_q = (of_q - largest_q[..., None]).exp().to(q.dtype)
             largest = _largest(of_k)
             if self.each_key_alone:
                 return Mapped(mapped_q, (of_k - largest[..., None]).exp().to(k.dtype))
@@ -58,7 +59,7 @@ class Exponential(nn.Module):
             mapped_k = (of_k - maximum[..., None]).exp().to(k.dtype)
         last = None if info.segments is None else info.segments[:, -1].to(torch.int64)
         kept = MaximumState(maximum[:, -1], last)
-        return Mapped(mapped_q, mapped_k, before - maximum, kept)
+        return Mapped(mapped_q, mapped_k, before - maximum, kept, largest_q + maximum)
 
 
 class Exp(Exponential):

@@ -23,10 +23,16 @@ from model.linear_config import LinearSettings
 from model.mixers.linear import LinearMixer
 from model.mixers.parallel import ParallelMixers
 from model.mixers.softmax import SoftmaxMixer
+from model.mixers.sparse_linear import SparseLinearMixer
 from model.pattern import Depth
 from model.softmax_config import SoftmaxSettings
+from model.sparse_linear_config import SparseLinearSettings
 
-_MIXERS = {SoftmaxSettings: SoftmaxMixer, LinearSettings: LinearMixer}
+_MIXERS = {
+    SoftmaxSettings: SoftmaxMixer,
+    LinearSettings: LinearMixer,
+    SparseLinearSettings: SparseLinearMixer,
+}
 
 
 def build_mixer(branches: tuple[str, ...], settings: ModelSettings, depth: Depth) -> nn.Module:

@@ -96,7 +96,8 @@ class LinearMixer(nn.Module):
         if self.beta is not None:
             beta = settings.beta_max * self.beta(x).float().sigmoid()
         log_decay, written = self._decay_and_values(x, v)
-        q, k, of_map, map_state = self._map(q, k, log_decay, info, state and state.feature_map)
+        mapped = self._map(q, k, log_decay, info, state and state.feature_map)
+        q, k = mapped.q, mapped.k
         if settings.qk_norm:
             q, k = l2_norm(q), l2_norm(k)
         if settings.rope_base is not None and not self.rotate_first:
@@ -106,7 +107,7 @@ class LinearMixer(nn.Module):
             q,
             k,
             written,
-            _together(log_decay, of_map),
+            _together(log_decay, mapped.log_decay),
             beta,
             scale=self.features**-0.5,
             normalize=settings.normalize,
@@ -118,7 +119,7 @@ class LinearMixer(nn.Module):
             y = y + self.skip.to(y.dtype)[:, None] * v
         kept = None
         if keep_state:
-            kept = LinearMixerState(recurrence, conv_q, conv_k, conv_v, map_state)
+            kept = LinearMixerState(recurrence, conv_q, conv_k, conv_v, mapped.state)
         return self.out(self._gate(y, x, info)), kept
 
     def _decay_and_values(self, x: Tensor, v: Tensor) -> tuple[Tensor | None, Tensor]:

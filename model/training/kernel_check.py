@@ -8,6 +8,7 @@ from kernels.triton.blocks import MOST_DELTA_KEYS
 from kernels.triton_backend import unavailable
 from model.layers import ShortConv
 from model.mixers.linear import LinearMixer
+from model.mixers.sparse_linear import SparseLinearMixer
 from model.network import LanguageModel
 
 
@@ -30,8 +31,11 @@ def check_kernels(model: LanguageModel, precision: str, device: torch.device) ->
         if isinstance(m, LinearMixer | ShortConv)
         for shape in m.layer_shapes()
     }
+    in_float32 = {m.kernel_shape() for m in model.modules() if isinstance(m, SparseLinearMixer)}
     try:
         check_model_kernels(mixers, dtype, str(device), layers)
+        if in_float32:
+            check_model_kernels(in_float32, torch.float32, str(device))
     except KernelError as error:
         raise SystemExit(f"Error: {error}") from error
 

@@ -1,13 +1,14 @@
 """Softmax attention by its definition in float64, and the paths of the code that must equal it."""
 
 import itertools
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import model.attention
-from model.attention import Attended, attention, continued_attention
+from model.attention import Attended, attention, continued_attention, explicit_attention
 from model.attention_mask import AttentionMask
 from model.flex import block_mask
 from model.kv_cache import extend, trim
@@ -43,30 +44,42 @@ def formula(
     mask: AttentionMask,
     extra: Tensor | None = None,
 ) -> Attended:
-    """The definition, with the mask written out for every row, query and key.
+    """The definition.
 
     extra: [B, T, H], the logit of one more key with the value 0.
     """
-    rows, length, heads, width = q.shape
+    heads, width = q.shape[2:]
     k, v = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (k, v))
     scores = torch.einsum("bthd,bshd->bhts", q, k) / width**0.5
-    added = torch.full_like(scores, -torch.inf)
-    slopes = paper_slopes(heads) if mask.alibi else torch.zeros(heads, dtype=torch.float64)
-    for row, i in itertools.product(range(rows), range(length)):
-        numbers = segments[row].tolist()
-        document = [j for j in range(length) if numbers[j] == numbers[i]]
-        near = [j for j in document if j <= i and (mask.window is None or i - j < mask.window)]
-        far = [j for j in document[: mask.anchors] if j <= i]
-        far += [document[p] for p in drawn_positions(mask, i - document[0])]
-        seen = torch.tensor([*near, *far])
-        added[row, :, i, seen] = -slopes[:, None] * (i - seen)
-    scores = scores + added
+    scores = scores + added_to_scores(segments, heads, mask)
     if extra is None:
         return Attended(torch.einsum("bhts,bshd->bthd", F.softmax(scores, dim=-1), v), None)
     scores = torch.cat((scores, extra.transpose(1, 2)[..., None]), dim=-1)
     weights = F.softmax(scores, dim=-1)
     y = torch.einsum("bhts,bshd->bthd", weights[..., :-1], v)
     return Attended(y, weights[..., -1].transpose(1, 2))
+
+
+def added_to_scores(segments: Tensor, heads: int, mask: AttentionMask) -> Tensor:
+    """[B, H, T, T]: -inf where a key is not seen, the cost of its distance elsewhere."""
+    return _added(tuple(map(tuple, segments.tolist())), heads, mask)
+
+
+@cache
+def _added(rows: tuple[tuple[int, ...], ...], heads: int, mask: AttentionMask) -> Tensor:
+    """Written out for every row, query and key."""
+    length = len(rows[0])
+    shape = (len(rows), heads, length, length)
+    added = torch.full(shape, -torch.inf, dtype=torch.float64)
+    slopes = paper_slopes(heads) if mask.alibi else torch.zeros(heads, dtype=torch.float64)
+    for (row, numbers), i in itertools.product(enumerate(rows), range(length)):
+        document = [j for j in range(length) if numbers[j] == numbers[i]]
+        near = [j for j in document if j <= i and (mask.window is None or i - j < mask.window)]
+        far = [j for j in document[: mask.anchors] if j <= i]
+        far += [document[p] for p in drawn_positions(mask, i - document[0])]
+        seen = torch.tensor([*near, *far])
+        added[row, :, i, seen] = -slopes[:, None] * (i - seen)
+    return added
 
 
 def drawn_positions(mask: AttentionMask, position: int) -> list[int]:
@@ -98,10 +111,7 @@ def by_document(q, k, v, segments, mask, extra=None):
 
 def masked(q, k, v, segments, mask, extra=None):
     info = SequenceInfo.of(segments, segments)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    by_head = model.attention._by_head(extra, q)
-    y = model.attention._masked(q, k, v, info, info, mask, by_head)
-    return model.attention._attended(y, extra)
+    return explicit_attention(q, k, v, info, info, mask, extra)
 
 
 def in_blocks(q, k, v, segments, mask, extra=None):

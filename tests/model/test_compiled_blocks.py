@@ -11,8 +11,12 @@ from model.network import LanguageModel
 from model.training.loss import chunked_cross_entropy
 from tests.composing import small_model
 
-KINDS = ["gla", "retnet", "linear", "deltanet", "gated_deltanet", "kda", "softmax", "gla+window"]
-ANCHORS = "model.mixers.window.anchors=2"
+KINDS = ["gla", "retnet", "linear", "deltanet", "gated_deltanet", "kda", "softmax", "gla+window",
+         "sparse", "sparse_linear"]  # fmt: skip
+# Running maxima of exponential maps take a program per doubling of the length.
+ELU1 = tuple(
+    f"model.mixers.sparse_linear.{option}" for option in ("feature_map=elu1", "redraw_every=null")
+)
 LENGTHS = (5, 17, 33, 64, 100, 127, 128, 129, 200, 255, 256, 300, 400, 511, 512, 700, 1000, 1024,
            1500, 2048)  # fmt: skip
 
@@ -44,6 +48,7 @@ def assert_equal_steps(model: LanguageModel, other: LanguageModel, length: int) 
     [
         ("gla gated_deltanet", 66),
         pytest.param("gla softmax kda retnet linear", 130, marks=pytest.mark.long),
+        pytest.param("sparse_linear", 66, marks=pytest.mark.long),
     ],
 )
 def test_a_training_step_on_triton_kernels_equals_one_in_plain_pytorch(
@@ -61,14 +66,14 @@ def test_a_training_step_on_triton_kernels_equals_one_in_plain_pytorch(
     [
         ("gla", "torch"),
         pytest.param("gated_deltanet retnet", "torch", marks=pytest.mark.long),
-        pytest.param("window", "torch", marks=pytest.mark.long),
+        pytest.param("sparse sparse_linear", "torch", marks=pytest.mark.long),
         pytest.param("gla gated_deltanet", "triton", marks=pytest.mark.long),
     ],
 )
 def test_a_compiled_training_step_equals_the_eager_one(layers: str, kernels: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model, compiled = (small_model(layers, ANCHORS) for _ in range(2))
+    model, compiled = (small_model(layers) for _ in range(2))
     compiled.load_state_dict(model.state_dict())
     model.kernels = compiled.kernels = kernels
     compiled.compile_blocks()
@@ -99,7 +104,7 @@ def test_20_lengths_take_two_programs(
     layers: str, lengths: tuple[int, ...], kernels: str, no_launches: None
 ) -> None:
     """One for the first length, one for all others; no graph breaks in either direction."""
-    model = small_model(layers, ANCHORS)
+    model = small_model(layers, *ELU1)
     model.kernels = kernels
     model.compile_blocks()
     programs = CompileCounterWithBackend("aot_eager")

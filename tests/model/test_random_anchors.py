@@ -125,7 +125,10 @@ def test_every_block_of_a_network_on_flex_attention_has_its_own(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("devices", [("cpu",), ()], ids=["flex", "in blocks"])
+@pytest.mark.parametrize(
+    "devices",
+    [pytest.param(("cpu",), id="flex", marks=pytest.mark.long), pytest.param((), id="in blocks")],
+)
 def test_compiled_blocks_that_draw_others_share_one_program(devices, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(model.flex, "_DEVICES", devices)

@@ -29,6 +29,22 @@ def test_every_kind_of_mixer_is_checked_once_in_the_type_of_training(monkeypatch
     assert calls[1][1] == torch.float32
 
 
+def test_what_runs_in_float32_is_checked_in_float32(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        model.training.kernel_check, "check_model_kernels", lambda *given: calls.append(given[:2])
+    )
+    elu1 = [f"model.mixers.sparse_linear.{o}" for o in ("feature_map=elu1", "redraw_every=null")]
+    check_kernels(small_model("sparse_linear gla", *elu1), "bf16-mixed", GPU)
+    check_kernels(small_model("sparse_linear"), "bf16-mixed", GPU)
+    assert calls == [
+        ({("channel", 8, 16, False)}, torch.bfloat16),
+        ({("none", 16, 17, False)}, torch.float32),
+        (set(), torch.bfloat16),
+        ({("scalar", 64, 17, False)}, torch.float32),
+    ]
+
+
 def test_wrong_kernels_end_the_command_with_the_reason(monkeypatch):
     def wrong(*given):
         raise KernelError("the Triton kernels compute wrong values on this machine")

@@ -133,12 +133,14 @@ def _plain_ticks(panel: plt.Axes, lengths: list[int]) -> None:
 
 
 def _styles(names: list[str]) -> dict[str, dict]:
-    """Black and gray for softmax attention, one range of colors for each kind of linear mixer."""
+    """Black and gray for softmax attention, one range of colors for each other kind of mixer."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         settings = preset(name)
         if settings.kind == "softmax":
             kinds.setdefault("Greys", []).append(name)
+        elif settings.kind == "sparse_linear":
+            kinds.setdefault("Purples", []).append(name)
         elif settings.write == "delta":
             kinds.setdefault("Reds", []).append(name)
         else:

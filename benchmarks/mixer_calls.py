@@ -6,8 +6,9 @@ the preset's own `expand_k` and `expand_v`; widths of keys that a source fixes w
 size stay as they are there (PUBLISHED_KEYS).
 
 The core is attention itself, of queries, keys and values that are projected and mapped already:
-`kernels.linear_attention` with the preset's kind of decay and write, or `model.attention`. The
-whole mixer has projections, convolutions, feature map, decay, norm and gate around it. Rows are one
+`kernels.linear_attention` with the preset's kind of decay and write, or `model.attention`, or of a
+sparse-plus-linear mixer both, with the feature map between them. The whole mixer has projections,
+convolutions, feature map, decay, norm and gate around it. Rows are one
 document, batch 1, float32; weights as they start.
 """
 
@@ -20,19 +21,21 @@ from torch import Tensor
 from benchmarks.presets import preset
 from kernels import LinearState, linear_attention
 from kernels.problems import make_problem
-from model.attention import attention, cached_attention
-from model.config import SoftmaxSettings
-from model.kv_cache import KVState, extend, trim
+from model.attention import attention, continued_attention
+from model.kv_cache import KVState, trim
+from model.mixers import mixer_class
 from model.mixers.linear import LinearMixer
 from model.mixers.softmax import SoftmaxMixer
+from model.mixers.sparse_linear import SparseLinearMixer
 from model.pattern import Depth
 from model.sequence import SequenceInfo
+from model.softmax_config import SoftmaxSettings
 
 PUBLISHED_KEYS = {"taylor": 16, "mamba2": 128}  # Based (2024), Mamba-2 (2024)
 _NORM_EPS = 1e-6
 
 Call = Callable[[], tuple[Tensor, ...]]
-Mixer = LinearMixer | SoftmaxMixer
+Mixer = LinearMixer | SoftmaxMixer | SparseLinearMixer
 
 
 def build(name: str, width: int, head_dim: int, longest: int) -> Mixer:
@@ -55,8 +58,7 @@ def build(name: str, width: int, head_dim: int, longest: int) -> Mixer:
         changes["max_length"] = longest
     settings = preset(name, **changes)
     torch.manual_seed(0)
-    kind = SoftmaxMixer if isinstance(settings, SoftmaxSettings) else LinearMixer
-    mixer = kind(settings, width, _NORM_EPS, Depth(1, 3))
+    mixer = mixer_class(settings)(settings, width, _NORM_EPS, Depth(1, 3))
     for module in mixer.modules():
         if hasattr(module, "init_weights"):
             module.init_weights()
@@ -71,7 +73,7 @@ def row_calls(mixer: Mixer, length: int) -> dict[tuple[str, str], Call]:
     info = SequenceInfo.of(torch.empty(1, length))
     x = torch.randn(1, length, mixer.q.in_features, requires_grad=True)
     whole = (lambda: mixer(x, info)[0]), [x, *mixer.parameters()]
-    core = _softmax_core if isinstance(mixer, SoftmaxMixer) else _linear_core
+    core = _linear_core if isinstance(mixer, LinearMixer) else _attention_core
     calls = {}
     for part, (run, leaves) in {"whole": whole, "core": core(mixer, length, info)}.items():
         calls[part, "forward"] = _forward(run)
@@ -90,13 +92,25 @@ def decode_calls(mixer: Mixer, context: int) -> tuple[dict[tuple[str, str], Call
     first = SequenceInfo(zero, zero)
     with torch.no_grad():
         state = mixer(x, first, None, keep_state=True)[1]
-    if isinstance(mixer, SoftmaxMixer):
-        kept = _made_up_keys(mixer, context)
-        state = state._replace(cache=trim(kept, mixer.mask))
+    if not isinstance(mixer, LinearMixer):
         q, k, v = (torch.randn(1, 1, mixer.heads, mixer.head_dim) for _ in range(3))
+    if isinstance(mixer, SoftmaxMixer):
+        keys = _made_up_keys(mixer.kv_heads, mixer.head_dim, context)
+        state = state._replace(cache=trim(keys, mixer.mask))
 
         def core() -> Tensor:
-            return cached_attention(q, extend(state.cache, k, v, info), info, mixer.mask)
+            return continued_attention(q, k, v, info, mixer.mask, state.cache)[0].y
+    elif isinstance(mixer, SparseLinearMixer):
+        keys = tuple(
+            trim(
+                _made_up_keys(heads.stop - heads.start, mixer.head_dim, context), mask, mask.window
+            )
+            for heads, mask in mixer.groups
+        )
+        state = state._replace(keys=keys)
+
+        def core() -> Tensor:
+            return mixer.attend(q, k, v, info, state, keep_state=True)[0]
     else:
         family, keys, values, normalize = mixer.kernel_shape()
         one = make_problem(
@@ -141,10 +155,14 @@ def _training(run: Callable[[], Tensor], leaves: list[Tensor]) -> Call:
 Core = tuple[Callable[[], Tensor], list[Tensor]]
 
 
-def _softmax_core(mixer: SoftmaxMixer, length: int, info: SequenceInfo) -> Core:
+def _attention_core(
+    mixer: SoftmaxMixer | SparseLinearMixer, length: int, info: SequenceInfo
+) -> Core:
     shape = 1, length, mixer.heads, mixer.head_dim
     q, k, v = leaves = [torch.randn(shape, requires_grad=True) for _ in range(3)]
-    return lambda: attention(q, k, v, info, mixer.mask), leaves
+    if isinstance(mixer, SoftmaxMixer):
+        return lambda: attention(q, k, v, info, mixer.mask).y, leaves
+    return lambda: mixer.attend(q, k, v, info)[0], leaves
 
 
 def _linear_core(mixer: LinearMixer, length: int, info: SequenceInfo) -> Core:
@@ -170,8 +188,8 @@ def _linear_core(mixer: LinearMixer, length: int, info: SequenceInfo) -> Core:
     return run, leaves
 
 
-def _made_up_keys(mixer: SoftmaxMixer, context: int) -> KVState:
-    k, v = torch.randn(2, 1, context, mixer.kv_heads, mixer.head_dim)
+def _made_up_keys(heads: int, head_dim: int, context: int) -> KVState:
+    k, v = torch.randn(2, 1, context, heads, head_dim)
     positions = torch.arange(context)[None]
     return KVState(k, v, torch.zeros_like(positions), positions)
 

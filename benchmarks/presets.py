@@ -6,12 +6,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from conf.cli import CONF
-from model.config import LinearSettings, MixerSettings, SoftmaxSettings
+from model.config import MixerSettings
 
 PRESETS = tuple(sorted(path.stem for path in (CONF / "mixer").glob("*.yaml")))
 
 
-def preset(name: str, **changes: Any) -> LinearSettings | SoftmaxSettings:
+def preset(name: str, **changes: Any) -> MixerSettings:
     """The settings of `PRESETS` entry `name`, with `changes` to single keys.
 
     Raises:

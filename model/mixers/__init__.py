@@ -18,7 +18,7 @@ and one line below.
 
 from torch import nn
 
-from model.config import ModelSettings
+from model.config import MixerSettings, ModelSettings
 from model.linear_config import LinearSettings
 from model.mixers.linear import LinearMixer
 from model.mixers.parallel import ParallelMixers
@@ -45,7 +45,11 @@ def build_mixer(branches: tuple[str, ...], settings: ModelSettings, depth: Depth
     for name in branches:
         mixer = settings.mixers[name]
         try:
-            built.append(_MIXERS[type(mixer)](mixer, settings.d_model, settings.norm_eps, depth))
+            built.append(mixer_class(mixer)(mixer, settings.d_model, settings.norm_eps, depth))
         except ValueError as error:
             raise ValueError(f"model.mixers.{name}: {error}") from None
     return built[0] if len(built) == 1 else ParallelMixers(built)
+
+
+def mixer_class(settings: MixerSettings) -> type[nn.Module]:
+    return _MIXERS[type(settings)]

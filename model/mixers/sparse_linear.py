@@ -118,15 +118,26 @@ class SparseLinearMixer(nn.Module):
         )
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        y, state = self.attend(q, k, v, info, state, keep_state)
+        return self.out(self._gated(y.flatten(-2), x)), state
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        info: SequenceInfo,
+        state: SparseLinearState | None = None,
+        keep_state: bool = False,
+    ) -> tuple[Tensor, SparseLinearState | None]:
+        """What is between the projections: q, k (not yet turned), v and y are [B, T, H, D]."""
         if state is None:
-            y, kept = self._rows(q, k, v, info, keep_state)
-        else:
-            outputs, kept = [], state
-            for at, some in info.pieces(_PIECE):
-                y, kept = self._piece(q[:, at], k[:, at], v[:, at], some, kept)
-                outputs.append(y)
-            y = torch.cat(outputs, dim=1)
-        return self.out(self._gated(y.flatten(-2), x)), kept if keep_state else None
+            return self._rows(q, k, v, info, keep_state)
+        outputs = []
+        for at, some in info.pieces(_PIECE):
+            y, state = self._piece(q[:, at], k[:, at], v[:, at], some, state)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1), state if keep_state else None
 
     def _rows(
         self, q: Tensor, k: Tensor, v: Tensor, info: SequenceInfo, keep_state: bool

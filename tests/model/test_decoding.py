@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from conf.cli import CONF
-from tests.composing import PRESETS, small_model
+from model.mixers import build_mixer
+from model.pattern import Depth
+from tests.composing import PRESETS, composed, small_model
 from tests.model.family import EVERY_MIXER, documents, family_model, tokens_of
 
 
@@ -114,22 +116,26 @@ def test_the_cache_holds_the_bytes_that_the_layer_table_states(layers):
 @torch.no_grad()
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_memory_of_a_row_is_what_readme_says(name):
-    """Constant: after any prompt and any number of steps. Windows here have 16 tokens."""
+    """Constant: after any prompt and any number of steps, once windows and anchors are full."""
     readme = (CONF.parent / "README.md").read_text()
     said = re.search(rf"^\| `{name}` \|.*\| (.*) \|$", readme, flags=re.MULTILINE)[1]
     model = family_model(name).eval()
     sizes = []
-    for length in (16, 100, 200):
+    for length in (56, 100, 200):
         _, cache = model.decode(tokens_of(2, length))
         for step in range(2):
             _, cache = model.decode(tokens_of(2, 1, seed=step), cache)
         sizes.append(cache.nbytes() / 2)
     if said == "grows with the text":
-        assert sizes[1] - sizes[0] == 84 * (2 * 32 * 4 + 16)  # key, value; document, position
+        assert sizes[1] - sizes[0] == 44 * (2 * 32 * 4 + 16)  # key, value; document, position
         assert sizes[2] - sizes[1] == 100 * (2 * 32 * 4 + 16)
-    else:
-        assert said in ("constant", "constant after 256 tokens")
-        assert sizes[0] == sizes[1] == sizes[2]
+        return
+    full = int(re.fullmatch(r"constant(?: after (\d+) tokens)?", said)[1] or 1)
+    settings = composed(f"model.layers={name}").model
+    mixer = build_mixer((name,), settings, Depth(0, 1))
+    assert mixer.state_bytes(full) == mixer.state_bytes(10**6)
+    assert full == 1 or mixer.state_bytes(full - 1) < mixer.state_bytes(full)
+    assert sizes[0] == sizes[1] == sizes[2]
 
 
 @torch.no_grad()

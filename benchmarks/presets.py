@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 from conf.cli import CONF
 from model.config import MixerSettings
 
-PRESETS = tuple(sorted(path.stem for path in (CONF / "mixer").glob("*.yaml")))
+# A gated convolution is no attention: it has no heads, and costs the same at any distance.
+PRESETS = tuple(sorted({path.stem for path in (CONF / "mixer").glob("*.yaml")} - {"conv"}))
 
 
 def preset(name: str, **changes: Any) -> MixerSettings:

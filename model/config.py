@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from conf.settings import Settings
+from model.conv_config import ConvSettings
 from model.fields import InitStd, NormEpsilon, Width
 from model.linear_config import LinearSettings
 from model.softmax_config import SoftmaxSettings
 from model.sparse_linear_config import SparseLinearSettings
 
 MixerSettings = Annotated[
-    SoftmaxSettings | LinearSettings | SparseLinearSettings, Field(discriminator="kind")
+    SoftmaxSettings | LinearSettings | SparseLinearSettings | ConvSettings,
+    Field(discriminator="kind"),
 ]
 
 

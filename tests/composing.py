@@ -53,7 +53,7 @@ def presets_of(kind: str) -> list[str]:
 
 def small_model(layers: str, *overrides: str, vocab_size: int = 64) -> LanguageModel:
     """A network of width 32 with 2 heads in every mixer, and noise where training starts at 0."""
-    widths = [f"model.mixers.{name}.heads=2" for name in PRESETS]
+    widths = [f"model.mixers.{name}.heads=2" for name in PRESETS if name != "conv"]
     kv = [f"model.mixers.{name}.kv_heads=2" for name in ("softmax", "window", "sparse")]
     windows = [f"model.mixers.{name}.window=16" for name in ("window", "sparse", "sparse_linear")]
     settings: ModelSettings = composed(

@@ -19,7 +19,9 @@ and one line below.
 from torch import nn
 
 from model.config import MixerSettings, ModelSettings
+from model.conv_config import ConvSettings
 from model.linear_config import LinearSettings
+from model.mixers.conv import ConvMixer
 from model.mixers.linear import LinearMixer
 from model.mixers.parallel import ParallelMixers
 from model.mixers.softmax import SoftmaxMixer
@@ -32,6 +34,7 @@ _MIXERS = {
     SoftmaxSettings: SoftmaxMixer,
     LinearSettings: LinearMixer,
     SparseLinearSettings: SparseLinearMixer,
+    ConvSettings: ConvMixer,
 }
 
 

@@ -23,6 +23,7 @@ from model.layers import ConvState, RMSNorm, ShortConv, l2_norm
 from model.linear_config import LinearSettings
 from model.pattern import Depth
 from model.sequence import SequenceInfo, rotate
+from model.widths import whole_width
 
 
 class LinearMixerState(NamedTuple):
@@ -41,8 +42,8 @@ class LinearMixer(nn.Module):
         self.settings = settings
         self.heads, self.qk_heads = settings.heads, settings.qk_heads or settings.heads
         qk = "heads" if settings.qk_heads is None else "qk_heads"
-        key_dim = _width(d_model, settings.expand_k, self.qk_heads, "expand_k", qk)
-        value_dim = _width(d_model, settings.expand_v, self.heads, "expand_v", "heads")
+        key_dim = whole_width(d_model, settings.expand_k, "expand_k", self.qk_heads, qk)
+        value_dim = whole_width(d_model, settings.expand_v, "expand_v", self.heads)
         dim = key_dim // self.qk_heads
         if settings.rope_base is not None and dim % 2:
             raise ValueError(
@@ -232,19 +233,3 @@ def _together(log_decay: Tensor | None, of_map: Tensor | None) -> Tensor | None:
     if log_decay is None or of_map is None:
         return of_map if log_decay is None else log_decay
     return log_decay + (of_map[..., None] if log_decay.dim() == 4 else of_map)
-
-
-def _width(d_model: int, factor: float, heads: int, name: str, heads_name: str) -> int:
-    width = d_model * factor
-    if width > MAX_WIDTH:
-        raise ValueError(
-            f"{name}={factor} gives the width {width:g} (d_model={d_model}); widths go up to "
-            f"{MAX_WIDTH}: lower {name} or d_model"
-        )
-    if not width.is_integer() or width % heads or not width:
-        raise ValueError(
-            f"{name}={factor} gives the width {width:g} (d_model={d_model}), which "
-            f"{heads_name}={heads} does not divide into whole numbers; change {name} or "
-            f"{heads_name}"
-        )
-    return int(width)

@@ -21,10 +21,14 @@ def add_preset(conf: Path) -> str:
     name, text = re.search(
         r"`conf/mixer/(\w+)\.yaml`:\n\n```yaml\n(.*?)```", CONTRIBUTING, re.DOTALL
     ).groups()
-    line = re.search(rf"one line in conf/train\.yaml: `(.* {name})`", CONTRIBUTING)[1]
     (conf / "mixer" / f"{name}.yaml").write_text(text)
-    insert(conf / "train.yaml", f"  {line}\n", before="  - model: tiny\n")
     return name
+
+
+def list_preset(conf: Path, name: str) -> None:
+    """Does the same with the line that makes the preset one of every run's."""
+    line = re.search(rf"conf/train\.yaml: `(.* {name})`", CONTRIBUTING)[1]
+    insert(conf / "train.yaml", f"  {line}\n", before="  - model: tiny\n")
 
 
 def add_feature_map(model: Path) -> str:
@@ -43,11 +47,16 @@ def insert(path: Path, text: str, before: str) -> None:
     path.write_text(head + text + before + tail)
 
 
-def test_a_new_preset_is_one_file_and_one_line(tmp_path, monkeypatch, command):
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_new_preset_is_one_file_and_one_line_to_list_it(listed, tmp_path, monkeypatch, command):
     shutil.copytree(cli.CONF, tmp_path / "conf")
     name = add_preset(tmp_path / "conf")
+    typed = re.search(rf"`python train\.py (\+.*={name})\n", CONTRIBUTING)[1].split()
+    if listed:
+        list_preset(tmp_path / "conf", name)
+        typed = []
     monkeypatch.setattr(cli, "CONF", tmp_path / "conf")
-    mix = [f"model.layers={name} softmax", f"model.mixers.{name}.heads=2"]
+    mix = [*typed, f"model.layers={name} softmax", f"model.mixers.{name}.heads=2"]
     code, out, errors = command(train.main, "run.name=new", "trainer.tokens=128", *mix)
     assert code == 0, errors
     assert name in out
@@ -63,6 +72,7 @@ def test_a_new_feature_map_is_one_function_and_one_line(tmp_path, text):
     for command in ("train.py", "eval.py", "generate.py"):
         shutil.copy(ROOT / command, copy)
     preset, name = add_preset(copy / "conf"), add_feature_map(copy / "model")
+    list_preset(copy / "conf", preset)
     assert not (ROOT / "conf/mixer" / f"{preset}.yaml").exists()
 
     def trained(*overrides: str) -> subprocess.CompletedProcess:

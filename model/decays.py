@@ -144,11 +144,33 @@ class GLADecay(nn.Module):
         key_dim = self.up.out_features
         # Every head gets the whole range: channels of one head forget at different speeds.
         memory = _log_spaced(self.memory, key_dim // self.heads).repeat(self.heads)
-        log_gate = (
-            -self.temperature / memory
-        )  # logsigmoid(b), so b = log_gate - log(1 - e^log_gate)
         with torch.no_grad():
-            self.up.bias.copy_(log_gate - torch.log(-torch.expm1(log_gate)))
+            self.up.bias.copy_(_gate_bias(memory, self.temperature))
+
+
+class SimpleGLADecay(nn.Module):
+    """Per head and token: logsigmoid(x W + b) / temperature, `GLADecay` with one decay for a head.
+
+    The data-dependent scalar decay in the ablation of Yang et al., 2024 (table 4), which
+    flash-linear-attention calls simple GLA. The memory lengths of the heads start spread between
+    the two ends of `memory_length`.
+    """
+
+    family = "scalar"
+
+    def __init__(self, settings: LinearSettings, d_model: int, key_dim: int, depth: Depth) -> None:
+        super().__init__()
+        self.temperature = settings.decay_temperature or 16.0
+        self.memory = tuple(settings.memory_length or DEFAULT_MEMORY)
+        self.gate = nn.Linear(d_model, settings.heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.logsigmoid(self.gate(x).float()) / self.temperature
+
+    def init_weights(self) -> None:
+        memory = _log_spaced(self.memory, self.gate.out_features)
+        with torch.no_grad():
+            self.gate.bias.copy_(_gate_bias(memory, self.temperature))
 
 
 class Mamba2Decay(nn.Module):
@@ -287,11 +309,18 @@ DECAYS: dict[str, Callable[[LinearSettings, int, int, Depth], nn.Module]] = {
     "alibi": functools.partial(FixedDecay, alibi),
     "learned": LearnedDecay,
     "gla": GLADecay,
+    "simple_gla": SimpleGLADecay,
     "hgrn2": HGRN2Decay,
     "mamba2": Mamba2Decay,
     "kda": KDADecay,
     "kda_bounded": BoundedKDADecay,
 }
+
+
+def _gate_bias(memory: Tensor, temperature: float) -> Tensor:
+    """b with logsigmoid(b) / temperature = -1 / memory."""
+    log_gate = -temperature / memory
+    return log_gate - torch.log(-torch.expm1(log_gate))
 
 
 def _log_spaced(ends: tuple[float, ...], count: int) -> Tensor:

@@ -11,15 +11,15 @@ from model.fields import Expansion, MemoryLength, RopeBase, Taps, Temperature, W
 
 DecayName = Literal[
     "none", "retnet", "retnet_lm", "lightning", "alibi", "learned",
-    "gla", "mamba2", "kda", "kda_bounded", "hgrn2",
+    "gla", "simple_gla", "mamba2", "kda", "kda_bounded", "hgrn2",
 ]  # fmt: skip
 FeatureMapName = Literal[*FEATURE_MAPS]
 
 # Options that only some decays read; giving one to another decay is an error, not silence.
 _DECAY_OPTIONS = {
     "decay_rank": ("gla", "kda", "kda_bounded"),
-    "decay_temperature": ("gla",),
-    "memory_length": ("gla", "learned", "mamba2", "kda", "kda_bounded"),
+    "decay_temperature": ("gla", "simple_gla"),
+    "memory_length": ("gla", "simple_gla", "learned", "mamba2", "kda", "kda_bounded"),
 }
 # And options that only some feature maps read.
 MAP_OPTIONS = {option: (name,) for name, m in FEATURE_MAPS.items() for option in m.options}
@@ -71,7 +71,7 @@ class LinearSettings(Settings):
         "kda and kda_bounded"
     )
     decay_temperature: Temperature | None = Field(
-        description="gla: log-decay = logsigmoid(gate) / temperature; null: 16"
+        description="gla and simple_gla: log-decay = logsigmoid(gate) / temperature; null: 16"
     )
     memory_length: list[MemoryLength] | None = Field(
         description="learned decays: [shortest, longest] memory in tokens at the start of "

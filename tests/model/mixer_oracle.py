@@ -109,6 +109,9 @@ def decay(s, w: dict, x: Tensor, features: int) -> tuple[Tensor | None, Tensor |
         g = -(-w["decay.log_memory"]).exp()[:, None]
     elif name == "gla":
         g = -softplus(-low_rank()) / (s.decay_temperature or 16)
+    elif name == "simple_gla":
+        gate = x @ w["decay.gate.weight"].T + w["decay.gate.bias"]
+        g = (-softplus(-gate) / (s.decay_temperature or 16))[..., None]
     elif name == "mamba2":
         dt = softplus(x @ w["decay.gate.weight"].T + w["decay.bias"])
         g = (-w["decay.log_rate"].exp() * dt)[..., None]

@@ -35,7 +35,7 @@ def test_fixed_decays_have_their_published_spread():
     assert torch.allclose(kept("alibi"), (-(2.0 ** (-1 - h))).exp(), atol=1e-7)
 
 
-@pytest.mark.parametrize("decay", ["learned", "gla", "mamba2", "kda", "kda_bounded"])
+@pytest.mark.parametrize("decay", ["learned", "gla", "simple_gla", "mamba2", "kda", "kda_bounded"])
 def test_learned_decays_start_at_memory_lengths_spread_evenly_in_the_logarithm(decay):
     model = small_model(
         "gla",

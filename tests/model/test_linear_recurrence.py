@@ -22,6 +22,7 @@ LENGTH = 75
 OTHERS = (  # options that no preset has
     {"decay": "retnet_lm"},
     {"decay": "learned", "feature_map": "exp", "normalize": True},
+    {"decay": "simple_gla", "decay_temperature": 4.0, "expand_v": 0.5},
     {"decay": "alibi", "feature_map": "squared_relu", "normalize": True, "qk_heads": 1},
     {"decay": "kda_bounded", "feature_map": "softmax", "normalize": True},
     {"decay": "gla", "write": "complement", "output_gate": "sigmoid", "output_norm": True},

@@ -27,8 +27,7 @@ def main(settings: GenerateSettings) -> None:
     folder, path = find_checkpoint(settings.root, settings.run, settings.checkpoint)
     tokenizer = tokenizer_of(folder.path)
     model, _ = load_model(path, device)
-    print(settings.prompt, end="", flush=True)
-    for text in continuation(
+    pieces = continuation(
         model,
         tokenizer,
         settings.prompt,
@@ -37,7 +36,9 @@ def main(settings: GenerateSettings) -> None:
         temperature=settings.temperature,
         top_k=settings.top_k,
         top_p=settings.top_p,
-    ):
+    )
+    print(settings.prompt, end="", flush=True)
+    for text in pieces:
         print(text, end="", flush=True)
     print()
 
@@ -68,18 +69,33 @@ def continuation(
     seed: int,
     **options,
 ) -> Iterator[str]:
-    """Yields the text that follows `prompt`, piece by piece, never half a character.
+    """The text that follows `prompt`, piece by piece, never half a character.
 
     Args:
         prompt: any text; the document starts with it.
         options: temperature, top_k, top_p, see `model.sampling`.
+
+    Raises:
+        ValueError: at once: that is more tokens than a mixer allows.
     """
+    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    model.check_length(len(ids) + max_new_tokens - 1, "prompt with max_new_tokens")
+    return _pieces(model, tokenizer, ids, max_new_tokens, seed, **options)
+
+
+def _pieces(
+    model: "LanguageModel",
+    tokenizer: "Tokenizer",
+    ids: list[int],
+    max_new_tokens: int,
+    seed: int,
+    **options,
+) -> Iterator[str]:
     import torch
 
     from model.sampling import generate
 
     device = model.embedding.weight.device
-    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     stream = tokenizer.stream()
     for token in generate(
         model,

@@ -5,13 +5,13 @@
     python -m benchmarks.crossover --lengths 8192 16384 --minutes 30      # adds to the same file
     python -m benchmarks.crossover --read outputs/crossover/crossover.json
 
-Time and memory of every mixer preset against the length n and the head size d, at a fixed width of
-the model, on this machine's CPU: forward, forward + backward, and one decoding step after n tokens;
-of the whole mixer and of its core (mixer_calls.py says what that is). Medians of repeats that all
-mixers take in turns. Prints where each mixer overtakes softmax attention in n and in n/d,
-interpolated between lengths, or that it does not in the measured range. Leaves every repeat,
-hardware and versions in crossover.json, saved as it goes: the same command continues. Pictures of
-time against length (time-dD.png) and of all crossovers (crossover.png) are beside it.
+Time and memory of every mixer preset but `conv` against the length n and the head size d, at a
+fixed width of the model, on this machine's CPU: forward, forward + backward, and one decoding step
+after n tokens; of the whole mixer and of its core (mixer_calls.py says what that is). Medians of
+repeats that all mixers take in turns. Prints where each mixer overtakes softmax attention in n and
+in n/d, interpolated between lengths, or that it does not in the measured range. Leaves every
+repeat, hardware and versions in crossover.json, saved as it goes: the same command continues.
+Pictures of time against length (time-dD.png) and of all crossovers (crossover.png) are beside it.
 """
 
 if __name__ == "__main__":  # as the commands do, and before torch is imported

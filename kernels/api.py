@@ -76,9 +76,9 @@ def linear_attention(
             for 0 <= beta_t |k_t|^2 <= 2: L2-normalised keys and beta up to 2 (not checked, for the
             same reason as decay). Not together with `normalize`.
         scale: multiplies q; cancels and has no effect when `normalize` is set.
-        normalize: divide by q_t^T z_t, z_t = D_t z_{t-1} + k_t. Where that denominator is
-            exactly 0 the output is 0 and passes no gradient. Meant for kernels q.k that are
-            positive.
+        normalize: divide by q_t^T z_t, z_t = D_t z_{t-1} + k_t. Where that denominator is 0, or
+            nearer to it than 1e-30, the output is 0 and passes no gradient. Meant for kernels q.k
+            that are positive.
         segments: integer [B, T], document numbers, non-decreasing along T (not checked, for the
             same reason as decay). Nothing finite passes from one document to another, from or into
             the carried state included; a NaN or an infinity may spoil its whole row, as chunks

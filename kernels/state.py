@@ -5,6 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LEAST_DENOMINATOR = 1e-30
+"""Below it, up to its sign, a sum of weights counts as none. Gradients divide by denominators, and
+the largest float32 number is 3e38."""
+
 
 class LinearState(NamedTuple):
     """What a call hands to the next one: the recurrence after its last token.
@@ -36,12 +40,13 @@ def empty_state(q: Tensor, v: Tensor, normalize: bool) -> LinearState:
 
 
 def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator [..., V] / denominator [...], and 0 with zero gradients where the latter is 0.
+    """numerator [..., V] / denominator [...], and 0 with zero gradients where the latter is none.
 
-    A feature map may map every feature of a query or of all keys so far to 0 (relu). Then the
-    sum has no weights at all and 0 is the only unbiased answer. No epsilon is added: one small
-    enough to be harmless in float32 vanishes next to ordinary denominators.
+    A feature map may map every feature of a query or of all keys so far to 0 (relu), or to numbers
+    so small that products are (exp). Then the sum has no weights at all and 0 is the only unbiased
+    answer. No epsilon is added: one small enough to be harmless in float32 vanishes next to
+    ordinary denominators.
     """
-    empty = (denominator == 0).unsqueeze(-1)
+    empty = (denominator.abs() < LEAST_DENOMINATOR).unsqueeze(-1)
     safe = denominator.unsqueeze(-1).masked_fill(empty, 1.0)
     return (numerator / safe).masked_fill(empty, 0.0)

@@ -176,13 +176,10 @@ class LinearSettings(Settings):
 
     def _check_feature_map(self) -> None:
         name, chosen = self.feature_map, FEATURE_MAPS[self.feature_map]
-        if self.normalize:
-            self._check_denominator()
-        elif chosen.ratio_only and not self.qk_norm:
+        if name == "cosformer" and self.rope_base is not None:
             raise ValueError(
-                f"feature_map={name} with normalize=false, qk_norm=false: its features are "
-                "exponentials, kept finite by a factor per token that cancels in a ratio only; use "
-                "normalize=true, or qk_norm=true"
+                f"feature_map=cosformer with rope_base={self.rope_base}: it weighs by distance "
+                "already, and turned features may be negative; use rope_base=null, or another map"
             )
         if self.write == "complement" and not chosen.elementary:
             raise ValueError(
@@ -191,10 +188,13 @@ class LinearSettings(Settings):
                 f"feature_map={either(n for n, m in FEATURE_MAPS.items() if m.elementary)}, or "
                 "write=additive"
             )
-        if name == "cosformer" and self.rope_base is not None:
+        if self.normalize:
+            self._check_denominator()
+        elif chosen.ratio_only and not self.qk_norm:
             raise ValueError(
-                f"feature_map=cosformer with rope_base={self.rope_base}: it weighs by distance "
-                "already, and turned features may be negative; use rope_base=null, or another map"
+                f"feature_map={name} with normalize=false, qk_norm=false: its features are "
+                "exponentials, kept finite by a factor per token that cancels in a ratio only; use "
+                "normalize=true, or qk_norm=true"
             )
 
     def _check_denominator(self) -> None:

@@ -162,6 +162,11 @@ class LanguageModel(nn.Module):
         for part in self._redrawn:
             part.redraw(steps)
 
+    def forget_draws(self) -> None:
+        """After loading the weights of another run: see `Favor.forget_draw`."""
+        for part in self._redrawn:
+            part.forget_draw()
+
     def check_length(self, length: int, name: str) -> None:
         """Raises ValueError where `name`, a number of tokens, is more than a mixer allows."""
         if self.max_length is not None and length > self.max_length:

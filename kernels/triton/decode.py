@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.triton.blocks import decode_options
 from kernels.triton.device import (
     CHANNEL,
+    LEAST,
     NONE,
     VARYING,
     load_channels,
@@ -109,7 +110,7 @@ def decode(
             sums += key
             denominator = tl.sum(query * sums, 0)
             # Where no key has weight the output is 0: see `kernels.state.divide_or_zero`.
-            empty = denominator == 0.0
+            empty = tl.abs(denominator) < LEAST
             out = tl.where(empty, 0.0, out / tl.where(empty, 1.0, denominator))
         else:
             out *= scale

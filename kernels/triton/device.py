@@ -10,8 +10,11 @@ Axis letters: TILE tokens of a tile, K key channels of a block, V value channels
 import triton
 import triton.language as tl
 
+from kernels.state import LEAST_DENOMINATOR
+
 TILE = tl.constexpr(64)
 LEVELS = tl.constexpr(6)  # halvings of a tile
+LEAST = tl.constexpr(LEAST_DENOMINATOR)
 
 # Arguments that change with length or batch: their values must not select a program. (Strides of
 # the wide tensors do: they are multiples of 16 at any length, and loads rely on it.)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.device import (
+    LEAST,
     TILE,
     VARYING,
     decay_before,
@@ -79,11 +80,9 @@ def outputs(
             denominator += tl.sum(queries * sum_[None, :], 1)
 
     if NORMALIZE:
-        # Without any weight the only unbiased output is 0.
-        result = tl.where(
-            (denominator == 0)[:, None], 0.0,
-            result / tl.where(denominator == 0, 1.0, denominator)[:, None],
-        )  # fmt: skip
+        # Without any weight the only unbiased output is 0: see `kernels.state.divide_or_zero`.
+        empty = tl.abs(denominator) < LEAST
+        result = tl.where(empty[:, None], 0.0, result / tl.where(empty, 1.0, denominator)[:, None])
         if value_block == 0:
             at_rows = (batch * length + rows) * heads + head
             tl.store(denominators + at_rows, denominator, mask=rows < length)

@@ -4,8 +4,9 @@ A new map is one function or class and one line in `FEATURE_MAPS`. A function of
 elementary.py keeps the width. A class takes (settings, heads, dim, depth) and is a module with
 
 - `features`: the width of phi(x) for vectors of `dim` channels;
-- `forward(q, k, info, state=None) -> Mapped`: see base.py, where `VectorMap` does this for maps
-  that treat every query and key alone;
+- `forward(q, k, info, state=None, exists=None) -> Mapped`: see base.py, where `VectorMap` does this
+  for maps that treat every query and key alone. `exists`, bool [B, T, H], is False where k is no
+  key, and what comes of it will not be read; others must not depend on it;
 - `flops_per_token`: of both, two per multiply-add of matrix products;
 - `state_bytes`: what decoding carries for the map, per row.
 

@@ -39,7 +39,14 @@ class VectorMap(nn.Module):
         super().__init__()
         self.function, self.features = function, features
 
-    def forward(self, q: Tensor, k: Tensor, info: SequenceInfo, state: None = None) -> Mapped:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        info: SequenceInfo,
+        state: None = None,
+        exists: Tensor | None = None,
+    ) -> Mapped:
         return Mapped(self.function(q), self.function(k))
 
 

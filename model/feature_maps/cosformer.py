@@ -30,7 +30,14 @@ class CosFormer(nn.Module):
         self.features = 2 * dim
         self.max_length = settings.max_length or DEFAULT_LENGTH
 
-    def forward(self, q: Tensor, k: Tensor, info: SequenceInfo, state: None = None) -> Mapped:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        info: SequenceInfo,
+        state: None = None,
+        exists: Tensor | None = None,
+    ) -> Mapped:
         angle = info.positions.double()[:, :, None, None] * (math.pi / 2 / self.max_length)
         cos, sin = angle.cos(), angle.sin()
         return Mapped(_weighted(q, cos, sin), _weighted(k, cos, sin))

@@ -26,7 +26,7 @@ from model.sequence import SequenceInfo
 class MaximumState(NamedTuple):
     """The largest logit of the keys so far."""
 
-    maximum: Tensor  # float32 [B, H]
+    maximum: Tensor  # float32 [B, H], -inf where there was none
     segment: Tensor | None  # [B], the document it belongs to
 
 
@@ -46,7 +46,12 @@ class Exponential(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, q: Tensor, k: Tensor, info: SequenceInfo, state: MaximumState | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        info: SequenceInfo,
+        state: MaximumState | None = None,
+        exists: Tensor | None = None,
     ) -> Mapped:
         with torch.autocast(q.device.type, enabled=False):
             of_q, of_k = self.logits(wide(q), wide(k))
@@ -55,10 +60,18 @@ class Exponential(nn.Module):
             largest = _largest(of_k)
             if self.each_key_alone:
                 return Mapped(mapped_q, (of_k - largest[..., None]).exp().to(k.dtype))
+            if exists is not None:
+                largest = largest.masked_fill(~exists, -torch.inf)
             maximum, before = running_maximum(largest, info.segments, state)
-            mapped_k = (of_k - maximum[..., None]).exp().to(k.dtype)
-        last = None if info.segments is None else info.segments[:, -1].to(torch.int64)
-        kept = MaximumState(maximum[:, -1], last)
+            last = None if info.segments is None else info.segments[:, -1].to(torch.int64)
+            kept = MaximumState(maximum[:, -1], last)
+            # Before the first key of a document nothing shrinks, and any factor will do.
+            maximum = maximum.masked_fill(maximum == -torch.inf, 0)
+            before = torch.where(before == -torch.inf, maximum, before)
+            of_k = of_k - maximum[..., None]
+            if exists is not None:
+                of_k = of_k.masked_fill(~exists[..., None], -torch.inf)
+            mapped_k = of_k.exp().to(k.dtype)
         return Mapped(mapped_q, mapped_k, before - maximum, kept, largest_q + maximum)
 
 

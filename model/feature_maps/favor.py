@@ -5,7 +5,8 @@
 W [m, d] has orthogonal rows in blocks of d, with the lengths of rows of independent normal numbers.
 It is a pure function of the mixer's `projection_seed`, the block's number in the model and the
 number of redraws, so that it is the same on all ranks and after a restart. It is saved with the
-weights, and changes in training only, at multiples of `redraw_every` optimizer steps.
+weights, and changes in training only, at multiples of `redraw_every` optimizer steps. A run that
+starts from another's weights draws its own at once, or with `redraw_every: null` keeps the other's.
 """
 
 import hashlib
@@ -19,6 +20,8 @@ from model.buffers import Float32Buffers
 from model.feature_maps.exponential import Exponential
 from model.linear_config import LinearSettings
 from model.pattern import Depth
+
+_OF_ANOTHER_RUN = -1
 
 
 class Favor(Exponential, Float32Buffers):
@@ -47,9 +50,18 @@ class Favor(Exponential, Float32Buffers):
 
     def redraw(self, steps: int) -> None:
         """Takes the projection of a training step after `steps` optimizer steps."""
-        number = steps // self.every if self.every else 0
+        if self.every is None:
+            return
+        number = steps // self.every
         if number != self.current_draw():
             self._set(number)
+
+    def forget_draw(self) -> None:
+        """Says that the projection is of another run: where it is redrawn at all, the next step is
+        one where it is."""
+        if self.every is not None:
+            self.draw.fill_(_OF_ANOTHER_RUN)
+            self._draw = _OF_ANOTHER_RUN
 
     def current_draw(self) -> int:
         """The number of the projection. Read from the device once after loading."""

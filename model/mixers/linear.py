@@ -18,12 +18,11 @@ from kernels import LinearState, gated_norm, linear_attention
 from model.decays import DECAYS
 from model.feature_maps import FEATURE_MAPS, build_feature_map
 from model.feature_maps.base import Mapped
-from model.fields import MAX_WIDTH
 from model.layers import ConvState, RMSNorm, ShortConv, l2_norm
 from model.linear_config import LinearSettings
 from model.pattern import Depth
 from model.sequence import SequenceInfo, rotate
-from model.widths import whole_width
+from model.widths import check_features, whole_width
 
 
 class LinearMixerState(NamedTuple):
@@ -57,12 +56,8 @@ class LinearMixer(nn.Module):
         )
         self.rotate_first = FEATURE_MAPS[settings.feature_map].of_dot_product
         self.features = self.feature_map.features
-        if self.heads * self.features > MAX_WIDTH:
-            raise ValueError(
-                f"feature_map={settings.feature_map} makes {self.features:,} features of keys of "
-                f"{dim} channels, for heads={self.heads}; up to {MAX_WIDTH:,} are allowed in all: "
-                f"lower expand_k, or give more {qk}"
-            )
+        narrower = {"taylor": f"lower expand_k, or give more {qk}"}
+        check_features(settings.feature_map, self.features, dim, self.heads, "expand_k", narrower)
         has_keys = settings.write != "complement"
         self.q = nn.Linear(d_model, key_dim, bias=False)
         self.k = nn.Linear(d_model, key_dim, bias=False) if has_keys else None

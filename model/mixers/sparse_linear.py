@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import LinearState, linear_attention
+from kernels.state import LEAST_DENOMINATOR
 from model.attention import Attended, attention, explicit_attention
 from model.attention_mask import AttentionMask
 from model.feature_maps import FEATURE_MAPS, build_feature_map
 from model.feature_maps.base import wide
-from model.fields import MAX_WIDTH
 from model.flex import prepare_block_mask
 from model.kv_cache import KVState, extend, trim
 from model.layers import RMSNorm
@@ -39,16 +39,13 @@ from model.pattern import Depth
 from model.random_anchors import RandomAnchors
 from model.sequence import SequenceInfo, rotate
 from model.sparse_linear_config import SparseLinearSettings
+from model.widths import check_features
 
 _PIECE = 256  # tokens after a cache that are handled at once
 
 # A linear part without weight: its logit is so far below that of the query's own token, which every
 # softmax has, that it is 0 next to it, in float64 too.
 _NOTHING = 200.0
-
-# A sum of weights, relative to the largest features that queries and keys were divided by, below
-# which it counts as none: gradients divide by it, and float32 ends at 1e38.
-_LEAST = 1e-30
 
 
 class SparseLinearState(NamedTuple):
@@ -92,12 +89,7 @@ class SparseLinearMixer(nn.Module):
             settings.feature_map, settings, self.heads, self.head_dim, depth
         )
         self.features = self.feature_map.features
-        if self.heads * self.features > MAX_WIDTH:
-            raise ValueError(
-                f"feature_map={settings.feature_map} makes {self.features:,} features of keys of "
-                f"{self.head_dim} channels, for heads={self.heads}; up to {MAX_WIDTH:,} are "
-                "allowed in all: give a smaller head_dim, or another feature_map"
-            )
+        check_features(settings.feature_map, self.features, self.head_dim, self.heads, "head_dim")
         self.map_is_of_turned = FEATURE_MAPS[settings.feature_map].of_dot_product
         self.drawn = None
         if settings.random_anchors:
@@ -224,7 +216,8 @@ class SparseLinearMixer(nn.Module):
         """
         written = Written(*(torch.cat(x, dim=2) for x in zip(*parts, strict=True)))
         of_map = turned_q if self.map_is_of_turned else q
-        mapped = self.feature_map(of_map, written.k, info, state and state.feature_map)
+        carried = state and state.feature_map
+        mapped = self.feature_map(of_map, written.k, info, carried, written.exists)
         phi_k = wide(mapped.k).masked_fill(~written.exists[..., None], 0)
         sums, recurrence = linear_attention(
             wide(mapped.q),
@@ -236,7 +229,7 @@ class SparseLinearMixer(nn.Module):
             backend=info.kernels,
         )
         total = sums[..., -1]
-        exists = total > _LEAST
+        exists = total > LEAST_DENOMINATOR
         total = torch.where(exists, total, 1)
         mean = (sums[..., :-1] / total[..., None]).masked_fill(~exists[..., None], 0)
         logit = total.log()

@@ -10,7 +10,7 @@ import torch
 from conf.cli import override
 from model.config import ModelSettings
 from model.network import LanguageModel
-from model.pattern import used_names
+from model.pattern import expand, used_names
 from model.training.architecture import canonical, fitted_state
 from model.training.checkpoint_io import check_readable, damage, load
 from model.training.checkpoints import best, files, latest
@@ -126,7 +126,8 @@ def load_weights(model: LanguageModel, path: Path) -> None:
     """Starts `model` from the weights of the checkpoint at `path`.
 
     Raises:
-        ValueError: it is damaged, of another architecture or of another vocabulary.
+        ValueError: it is damaged, of another architecture or of another vocabulary; or a seed is
+            given for random features that come from it.
     """
     checkpoint = load(path)
     weights = network_weights(checkpoint)
@@ -141,7 +142,24 @@ def load_weights(model: LanguageModel, path: Path) -> None:
     used = used_names(saved.layers, model.settings.layers)
     checkpoint = {"state_dict": weights, "model_config": _with_mixers(saved, used)}
     given = _with_mixers(model.settings, used)
-    model.load_state_dict(fitted_state(model, checkpoint, given))
+    state = fitted_state(model, checkpoint, given)
+    _check_projection_seeds(model.settings, saved)
+    model.load_state_dict(state)
+    model.forget_draws()
+
+
+def _check_projection_seeds(settings: ModelSettings, saved: ModelSettings) -> None:
+    blocks = zip(expand(settings.layers), expand(saved.layers), strict=True)
+    for name, source in {pair for block in blocks for pair in zip(*block, strict=True)}:
+        mixer, before = settings.mixers[name], saved.mixers[source]
+        seed, kept = (getattr(m, "projection_seed", None) or 0 for m in (mixer, before))
+        if seed != kept and mixer.redraw_every is None:
+            raise ValueError(
+                f"model.mixers.{name}.projection_seed={seed} is not read with run.init_from and "
+                f"redraw_every=null: the random features come from that checkpoint, where the seed "
+                f"is {kept}, and stay. Type model.mixers.{name}.projection_seed={kept}, or give "
+                f"model.mixers.{name}.redraw_every, such as 1000, to draw others from the start"
+            )
 
 
 def _with_mixers(settings: ModelSettings, names: Collection[str]) -> dict[str, Any]:

@@ -95,16 +95,20 @@ from tests.composing import composed
         ("model.mixers.deltanet.feature_map=favor", None),
         ("model.mixers.gla.feature_map=silu", None),
         ("model.mixers.linear.feature_map=silu", ["normalize=true", "feature_map=silu"]),
-        ("model.mixers.cosformer.rope_base=1e4", ["normalize=true with rope_base"]),
+        (
+            "model.mixers.cosformer.rope_base=1e4",
+            ["cosformer with rope_base", "rope_base=null"],
+        ),
         ("model.mixers.gla.redraw_every=5", ["redraw_every=5 is not read by feature_map=identity"]),
         ("model.mixers.dpfp.max_length=5", ["max_length=5", "only by feature_map=cosformer"]),
         ("model.mixers.hgrn2.decay=mamba2", ["write=complement with decay=mamba2", "gla or kda"]),
         ("model.mixers.hgrn2.feature_map=dpfp", ["write=complement with feature_map=dpfp"]),
+        ("model.mixers.hgrn2.feature_map=favor", ["write=complement with feature_map=favor"]),
         ("model.mixers.mamba2.decay=gla", ["write=timestep with decay=gla"]),
         ("model.mixers.mamba2.output_norm=false", ["norm_after_gate=true", "output_norm=false"]),
         ("model.mixers.mamba2.qk_heads=3", ["qk_heads=3 does not divide heads=4", "1, 2, 4"]),
         ("model.mixers.deltanet.normalize=true", ["normalize=true with write=delta"]),
-        ("model.mixers.deltanet.memory_length=[4,64]", ["decay=none", "decay=gla or learned"]),
+        ("model.mixers.deltanet.memory_length=[4,64]", ["decay=none", "only by decay=gla or"]),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(override, named):

@@ -273,3 +273,28 @@ def test_zero_denominator_gives_zero_and_finite_gradients(backend: str, family: 
     grads = torch.autograd.grad(out.square().sum(), leaves)
     assert all(torch.isfinite(grad).all() for grad in grads)
     assert (grads[0][:, :6] == 0).all()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if can_normalize(family)])
+@pytest.mark.parametrize(("weight", "expected"), [(1e-25, 1.0), (1e-36, 0.0), (1e-40, 0.0)])
+def test_tiny_weights_give_finite_gradients(
+    backend: str, family: str, weight: float, expected: float
+) -> None:
+    """The mean value, or 0 where float32 could not divide gradients by their sum."""
+    problem = make_problem(family, length=20, normalize=True)
+    q, k = (torch.full_like(x, weight**0.5).requires_grad_() for x in (problem.q, problem.k))
+    v = torch.ones_like(problem.v).requires_grad_()
+
+    def out(tokens: int) -> torch.Tensor:
+        decay = problem.decay
+        if decay is not None and decay.dim() > 1:
+            decay = decay[:, :tokens]
+        parts = (x[:, :tokens] for x in (q, k, v))
+        return linear_attention(*parts, decay, normalize=True, backend=backend)[0]
+
+    whole = out(20)
+    torch.testing.assert_close(whole, torch.full_like(whole, expected), rtol=1e-5, atol=0)
+    grads = torch.autograd.grad(whole.square().sum(), [q, k, v])
+    assert all(torch.isfinite(grad).all() for grad in grads)
+    with torch.no_grad():  # as few tokens have a kernel of their own
+        torch.testing.assert_close(out(5), whole[:, :5], rtol=1e-5, atol=0)

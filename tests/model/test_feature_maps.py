@@ -169,7 +169,7 @@ def test_values_of_1_give_1_where_there_is_a_weight(name, dtype):
         assert torch.allclose(
             out[seen], torch.ones(()), atol=1e-5 if dtype == torch.float32 else 1e-2
         )
-        may_be_empty = name in ("relu", "squared_relu", "cosformer", "dpfp")
+        may_be_empty = name in ("relu", "squared_relu", "cosformer", "dpfp", "favor")
         assert seen.float().mean() > 0.9 if may_be_empty else seen.all()
 
 
@@ -262,3 +262,46 @@ def test_only_decays_of_the_running_maximum_are_added_and_only_where_needed():
     assert alone.log_decay is None
     unit = F.normalize(alone.k, dim=-1)
     assert torch.allclose(unit, F.normalize(k.double().exp(), dim=-1).float(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["exp", "favor", "hedgehog"])
+def test_what_is_no_key_leaves_the_maximum_alone(name):
+    """As where no token has entered a state yet, in whole rows and in pieces."""
+    phi = feature_map(name)
+    q, k, _ = (x.detach() for x in vectors())
+    exists = torch.ones(*k.shape[:3], dtype=torch.bool)
+    exists[:, :9] = exists[:, 40:42] = False
+    numbers = torch.zeros(k.shape[:2], dtype=torch.long)
+    info = SequenceInfo.of(numbers, numbers)
+    plain = phi(q, k, info, None, exists)
+    other = k.masked_fill(~exists[..., None], 50.0)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(plain[:3], phi(q, other, info, None, exists)[:3], strict=True)
+    )
+    assert not plain.k[~exists].any()
+    state = None
+    for start, end in pairwise((0, 4, 5, 20, 41, LENGTH)):
+        at = slice(start, end)
+        some = SequenceInfo.of(numbers[:, at], numbers[:, at])
+        piece = phi(q[:, at], k[:, at], some, state, exists[:, at])
+        state = piece.state
+        assert torch.allclose(piece.k, plain.k[:, at], rtol=1e-5)
+        assert torch.allclose(piece.log_decay, plain.log_decay[:, at], atol=1e-5)
+    wanted = k.clone().requires_grad_()
+    phi(q, wanted, info, None, exists).k.sum().backward()
+    assert bool(torch.isfinite(wanted.grad).all())
+    assert not wanted.grad[~exists].any()
+
+
+@pytest.mark.parametrize("size", [80.0, 90.0, 100.0, 110.0])
+def test_keys_that_no_weight_reaches_leave_gradients_finite(size):
+    """exp(-size) is what the only weights are, relative to the largest features."""
+    phi = feature_map("exp", dim=2)
+    q, k = (torch.zeros(1, 3, HEADS, 2) for _ in "qk")
+    q[..., 0] = k[..., 1] = size
+    q, k = q.requires_grad_(), k.requires_grad_()
+    v = torch.randn(1, 3, HEADS, 4, requires_grad=True)
+    mapped = phi(q, k, SequenceInfo.of(torch.zeros(1, 3)))
+    y, _ = linear_attention(mapped.q, mapped.k, v, mapped.log_decay, normalize=True)
+    assert all(bool(x.isfinite().all()) for x in torch.autograd.grad(y.sum(), [q, k, v]))

@@ -9,6 +9,7 @@ from model.feature_maps.favor import Favor, orthogonal_rows
 from model.network import LanguageModel
 from model.training.checkpoint_io import load
 from model.training.checkpoints import Checkpoints, latest
+from model.training.load import load_weights
 from model.training.module import TrainingModule
 from tests.composing import composed, small_model
 from tests.training.test_module import OVERRIDES, Batches
@@ -123,7 +124,8 @@ def trained_to(steps: int, folder=None, start=None) -> tuple[TrainingModule, dic
         model, settings.optimizer, settings.schedule, settings.trainer, 6400, 3.0
     )
     watch = Watch()
-    callbacks = [watch] if folder is None else [watch, Checkpoints(folder, 99, 1, 0, {})]
+    config = model.settings.model_dump(mode="json")
+    callbacks = [watch] if folder is None else [watch, Checkpoints(folder, 99, 1, 0, config)]
     trainer = L.Trainer(
         accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
@@ -173,3 +175,38 @@ def test_the_projection_keeps_its_digits_in_a_16_bit_model():
     assert "blocks.0.mixer.feature_map.projection" in half.state_dict()
     half.redraw(1000)
     assert not torch.equal(kept.projection, before)
+
+
+def test_a_projection_that_is_never_redrawn_is_the_one_that_was_loaded():
+    source = small_model("performer", EVERY_10)
+    source.redraw(10)
+    kept = small_model("performer", "model.mixers.performer.redraw_every=null")
+    kept.load_state_dict(source.state_dict())
+    kept.forget_draws()
+    for step in (0, 1000):
+        kept.redraw(step)
+        assert torch.equal(projection(kept), projection(source))
+
+
+def test_a_run_from_the_weights_of_another_draws_its_own_projection():
+    of_one = "model.mixers.performer.projection_seed=1"
+    for steps in (0, 10):
+        source, new = small_model("performer", EVERY_10), small_model("performer", EVERY_10, of_one)
+        expected = projection(new)
+        source.redraw(steps)
+        new.load_state_dict(source.state_dict())
+        new.forget_draws()
+        assert torch.equal(projection(new), projection(source))
+        new.redraw(0)
+        assert torch.equal(projection(new), expected)
+
+
+def test_a_seed_that_loaded_features_would_not_follow_is_refused(tmp_path):
+    trained_to(1, tmp_path)
+    of_one, never = (
+        f"model.mixers.performer.{x}" for x in ("projection_seed=1", "redraw_every=null")
+    )
+    load_weights(small_model("performer", never), latest(tmp_path))
+    load_weights(small_model("performer", EVERY_10, of_one), latest(tmp_path))
+    with pytest.raises(ValueError, match=r"performer.projection_seed=1 is not read .* seed is 0"):
+        load_weights(small_model("performer", never, of_one), latest(tmp_path))

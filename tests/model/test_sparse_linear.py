@@ -306,3 +306,21 @@ def test_mistakes_are_refused(overrides, reason):
 def test_widths_that_do_not_fit_are_refused(overrides, reason):
     with pytest.raises(ValueError, match=f"model.mixers.sparse_linear: .*{reason}"):
         small_model("sparse_linear", *(f"model.mixers.sparse_linear.{o}" for o in overrides))
+
+
+@pytest.mark.parametrize("feature_map", ["exp", "hedgehog", "favor"])
+def test_an_anchor_is_no_part_of_the_linear_sums(feature_map):
+    """However large the features are that it would have."""
+    mixer = mixer_of("all", feature_map).double()
+    info = SequenceInfo.of(torch.zeros(1, LENGTH))
+    q, k, v = (inputs()[:1].view(1, LENGTH, 2, 16) for _ in "qkv")
+    q = q.clone()
+    q[:, 6:, :, 0] = 0  # what the anchor's large channel meets
+    outputs = []
+    for size in (0.0, 60.0, 120.0):
+        of_anchor = k.clone()
+        of_anchor[:, 0] = 0
+        of_anchor[:, 0, :, 0] = size
+        outputs.append(mixer.attend(q, of_anchor, v, info)[0][:, 6:])
+    assert torch.allclose(outputs[1], outputs[0], atol=1e-9)
+    assert torch.allclose(outputs[2], outputs[0], atol=1e-9)

@@ -8,6 +8,8 @@ from pydantic import TypeAdapter
 from conf.cli import CONF
 from model.config import MixerSettings
 
+# Built once: it takes longer than all it is used for, and hides a Ctrl-C in an error of its own.
+_SETTINGS = TypeAdapter(MixerSettings)
 # A gated convolution is no attention: it has no heads, and costs the same at any distance.
 PRESETS = tuple(sorted({path.stem for path in (CONF / "mixer").glob("*.yaml")} - {"conv"}))
 
@@ -18,7 +20,7 @@ def preset(name: str, **changes: Any) -> MixerSettings:
     Raises:
         ValueError: the changed settings make no sense.
     """
-    return TypeAdapter(MixerSettings).validate_python({**_values(name), **changes})
+    return _SETTINGS.validate_python({**_values(name), **changes})
 
 
 @cache

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.kernel_calls import BRAID, FLA, SOFTMAX
@@ -109,7 +110,7 @@ def memory_ratio(results: dict, op: str) -> float | None:
         for row in results["memory"]
         if row["op"] == op and row["direction"] == "training"
     }
-    return held[BRAID] / held[FLA] if {BRAID, FLA} <= set(held) else None
+    return held[BRAID] / held[FLA] if BRAID in held and held.get(FLA) else None
 
 
 def tables(results: dict) -> Iterator[Table]:
@@ -142,7 +143,7 @@ def _times(results: dict) -> Table:
     table = Table(
         "op", "D", "T", "B", "H", "packed", "pass", "Braid ms", "FLA ms", "Braid / FLA",
         "softmax ms", "Braid / softmax",
-        title=f"{machine['gpu']}; {versions}; bfloat16, medians",
+        title=escape(f"{machine['gpu']}; {versions}; bfloat16, medians"),
     )  # fmt: skip
     ordered = sorted(
         rows(results), key=lambda r: (list(OPS).index(r.op), r.width, r.packed, r.length)

@@ -67,6 +67,18 @@ def test_the_tables_show_ratios_verdicts_and_notes():
     assert "note: cudnn, gla T=64 D=256: not timed, no available kernel" in text.getvalue()
 
 
+def test_memory_of_nothing_has_no_ratio():
+    nothing = [row | {"bytes": 0} for row in results()["memory"]]
+    assert targets({**results(), "memory": nothing})[4].verdict == "not measured"
+
+
+def test_a_name_of_hardware_is_no_markup():
+    text = io.StringIO()
+    machine = {"gpu": "GPU [/x]", "versions": {"torch": "2.13"}}
+    show({**results(), "machine": machine}, Console(file=text, width=140))
+    assert "GPU [/x]; torch 2.13" in text.getvalue()
+
+
 def test_the_picture_has_a_panel_per_operator_with_time_a_token(tmp_path, monkeypatch):
     monkeypatch.setattr(plt, "close", lambda figure: None)
     path = tmp_path / "new" / "kernels.png"

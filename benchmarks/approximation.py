@@ -1,7 +1,8 @@
 """python -m benchmarks.approximation: how close feature maps come to softmax attention.
 
     python -m benchmarks.approximation                      # a few minutes on 2 cores
-    python -m benchmarks.approximation --dim 64 --scale 0.5 --seeds 4
+    python -m benchmarks.approximation --seeds 20 --features 512 4096     # adds to the same file
+    python -m benchmarks.approximation --dim 64 --scale 0.5 --seeds 4 --output outputs/d64
     python -m benchmarks.approximation --read outputs/approximation/approximation.json
 
 Errors of the outputs and of the attention weights of every feature map that may have a denominator,
@@ -9,8 +10,8 @@ untrained, in float64 (approximation_errors.py defines them): of FAVOR+ over the
 features, with orthogonal and with independent rows; of all maps over the standard deviation of the
 scores q.k / sqrt(d), an inverse temperature, and over the length. "mean of values" gives all tokens
 the same weight: a map that is no better has not seen the scores. Prints tables and whether FAVOR+
-errs less with more features and with orthogonal rows; leaves approximation.json (every seed,
-hardware, versions) and approximation.png in the output folder.
+errs less with more features and with orthogonal rows. Leaves every seed, hardware and versions in
+approximation.json, saved as it goes: the same command continues. approximation.png is beside it.
 """
 
 import argparse
@@ -18,40 +19,48 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from torch import nn
 from tqdm import tqdm
 
 from benchmarks.approximation_errors import Point, all_maps, errors, random_maps
-from benchmarks.approximation_report import draw, show
+from benchmarks.approximation_picture import draw
+from benchmarks.approximation_report import show
+from benchmarks.approximation_results import Results
 from benchmarks.machine import cpu_machine
-from benchmarks.saved import Refused, make_folder, read_results
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
 from kernels.arguments import whole_number
 from model.feature_maps.cosformer import DEFAULT_LENGTH
 from model.training.files import write_atomic
 
-FEATURES = (16, 32, 64, 128, 256, 512, 1024, 2048)
-SCALES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-LENGTHS = (64, 128, 256, 512, 1024)
-_FIELDS = ("machine", "settings", "errors")
-_CHOICES = (
-    "dim", "length", "scale", "random_features", "features", "scales", "lengths", "seeds"
-)  # fmt: skip
+_FIXED = {"dim": 32, "length": 512, "scale": 0.25, "random_features": None}  # None: 4 x dim
+_WANTED = {
+    "features": (16, 32, 64, 128, 256, 512, 1024, 2048),
+    "scales": (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+    "lengths": (64, 128, 256, 512, 1024),
+    "seeds": 12,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; 2 where it cannot run."""
     options = parse(arguments)
     try:
-        make_folder(options.output)
-        results = read_results(options.read, _FIELDS) if options.read else run(options)
-    except Refused as error:
+        if options.read:
+            results = read_results(options.read, Results)
+            make_folder(options.output)
+        else:
+            make_folder(options.output)
+            results = run(options.output / "approximation.json", options)
+        draw(results, options.output / "approximation.png")
+    except (Refused, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if not options.read:
-        write_atomic(options.output / "approximation.json", json.dumps(results, indent=1) + "\n")
-    draw(results, options.output / "approximation.png")
+    except KeyboardInterrupt:
+        print(stopped(options.fresh), file=sys.stderr)
+        return 130
     show(results, Console(width=None if sys.stdout.isatty() else 160))
     print(f"numbers and picture: {options.output}")
     return 0
@@ -66,43 +75,89 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     tokens = whole_number(most=DEFAULT_LENGTH)  # cosFormer's longest row
     count = whole_number(most=65536)
-    parser.add_argument("--dim", type=whole_number(most=256), default=32, help="width of a head")
-    parser.add_argument("--length", type=tokens, default=512, help="tokens, where not varied")
-    parser.add_argument("--scale", type=_scale, default=0.25, help="of scores, where not varied")
+    for name, kind, metavar, text in (
+        ("dim", whole_number(most=256), "D", "width of a head"),
+        ("length", tokens, "T", "tokens, where not varied"),
+        ("scale", _scale, "S", "of scores, where not varied"),
+        ("random-features", count, "M", "where not varied"),
+    ):
+        shown = _FIXED[name.replace("-", "_")] or "4 x dim"
+        parser.add_argument(
+            f"--{name}", type=kind, metavar=metavar, help=f"{text}, default {shown}"
+        )
+    for name, kind, metavar in (
+        ("features", count, "M"),
+        ("scales", _scale, "S"),
+        ("lengths", tokens, "T"),
+    ):
+        shown = " ".join(f"{value:g}" for value in _WANTED[name])
+        parser.add_argument(
+            f"--{name}", nargs="+", type=kind, metavar=metavar, help=f"default {shown}"
+        )
     parser.add_argument(
-        "--random-features", type=count, metavar="M", help="where not varied; default: 4 x dim"
-    )
-    parser.add_argument("--features", nargs="+", type=count, default=FEATURES, metavar="M")
-    parser.add_argument("--scales", nargs="+", type=_scale, default=SCALES, metavar="S")
-    parser.add_argument("--lengths", nargs="+", type=tokens, default=LENGTHS, metavar="T")
-    parser.add_argument("--seeds", type=whole_number(most=1000), default=12)
+        "--seeds", type=whole_number(most=1000), metavar="N",
+        help=f"0 to N - 1, default {_WANTED['seeds']}",
+    )  # fmt: skip
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument(
         "--output", type=Path, default=Path("outputs/approximation"), metavar="FOLDER"
     )
     parser.add_argument("--read", type=Path, metavar="FILE", help="show an earlier JSON file")
     options = parser.parse_args(arguments)
     if options.read:
-        given = sorted(n for n in _CHOICES if getattr(options, n) != parser.get_default(n))
+        given = [name for name in (*_FIXED, *_WANTED) if getattr(options, name) is not None]
+        given += ["fresh"] if options.fresh else []
         if given:
             typed = " ".join(f"--{name.replace('_', '-')}" for name in given)
             parser.error(f"--read measures nothing: leave out {typed}")
-    if options.random_features is None:
-        options.random_features = 4 * options.dim
+    for name, lengths in (("length", [options.length]), ("lengths", options.lengths or [])):
+        if 1 in lengths:
+            parser.error(
+                f"--{name} 1: one token has all the weight with any map, so that there is nothing "
+                "to approximate; give 2 or more"
+            )
+    _fill(options)
     return options
 
 
-def run(options: argparse.Namespace) -> dict:
-    machine = cpu_machine()
-    settings = {name: getattr(options, name) for name in _CHOICES}
-    settings["seeds"] = list(range(options.seeds))
-    found = []
+def _fill(options: argparse.Namespace) -> None:
+    """Defaults for what was not given."""
+    for name, value in {**_FIXED, **_WANTED}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.random_features is None:
+        options.random_features = 4 * options.dim
+
+
+def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures what `file` lacks of what `options` ask for, saving after every point."""
+    settings = {name: getattr(options, name) for name in _FIXED}
+    nothing = {"machine": cpu_machine(), "settings": settings, "points": []}
+    results = start_or_continue(file, Results, nothing, options.fresh)
+    done = {(point["sweep"], point[point["sweep"]], point["seed"]) for point in results["points"]}
     work = list(_work(options))
-    for sweep, features, point in tqdm(work, "errors", disable=not sys.stderr.isatty()):
-        maps = _maps(sweep, features, point)
-        for name, of_map in errors(point, maps).items():
-            at = {"features": features, "scale": point.scale, "length": point.length}
-            found.append({"sweep": sweep, "map": name, **at, "seed": point.seed, **of_map})
-    return {"machine": machine, "settings": settings, "errors": found}
+    left = [
+        (sweep, features, point)
+        for sweep, features, point in work
+        if (sweep, _at(features, point)[sweep], point.seed) not in done
+    ]
+    with tqdm(
+        total=len(work),
+        initial=len(work) - len(left),
+        desc="errors",
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        for sweep, features, point in left:
+            found = errors(point, _maps(sweep, features, point))
+            at = {"sweep": sweep, **_at(features, point), "seed": point.seed}
+            results["points"].append({**at, "errors": found})
+            write_atomic(file, json.dumps(results, indent=1) + "\n")
+            bar.update()
+    return results
+
+
+def _at(features: int, point: Point) -> dict[str, float]:
+    return {"features": features, "scale": point.scale, "length": point.length}
 
 
 def _work(options: argparse.Namespace) -> Iterator[tuple[str, int, Point]]:

@@ -31,10 +31,11 @@ from tqdm import tqdm
 from benchmarks.crossover_measure import Group, Instruments, groups, measure, measured
 from benchmarks.crossover_picture import draw
 from benchmarks.crossover_report import SOFTMAX, show
-from benchmarks.machine import cpu_machine, describe, load
+from benchmarks.crossover_results import Results
+from benchmarks.machine import cpu_machine, load
 from benchmarks.mixer_calls import build
 from benchmarks.presets import PRESETS
-from benchmarks.saved import Refused, make_folder, read_results
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
 from benchmarks.timing import Budget, cpu_milliseconds, cpu_peak_bytes
 from kernels.arguments import whole_number
 from model.training.files import write_atomic
@@ -48,7 +49,6 @@ QUICK = {
     "contexts": (512, 2048, 8192),
     "minutes": 0.8,
 }
-_FIELDS = ("machine", "settings", "loads", "points", "notes")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,20 +57,23 @@ def main(arguments: list[str] | None = None) -> int:
     file = options.output / "crossover.json"
     try:
         if options.read:
+            results = read_results(options.read, Results)
             make_folder(options.output)
-            results = read_results(options.read, _FIELDS)
         else:
             _check_widths(options)
             make_folder(options.output)
-            results = _start(file, options)
+            settings = {"width": options.width, "mixers": options.mixers}
+            nothing = {"machine": cpu_machine(), "settings": settings}
+            nothing |= {"loads": [], "points": [], "notes": []}
+            results = start_or_continue(file, Results, nothing, options.fresh)
             run(results, file, options)
+        draw(results, options.output)
     except (Refused, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command continues", file=sys.stderr)
+        print(stopped(options.fresh), file=sys.stderr)
         return 130
-    draw(results, options.output)
     show(results, Console(width=None if sys.stdout.isatty() else 160))
     print(f"numbers and pictures: {options.output}")
     return 0
@@ -183,30 +186,6 @@ def run(results: dict, file: Path, options: argparse.Namespace) -> None:
         names = ", ".join(map(str, missing))
         results["notes"] = [f"not measured, the time was over (start again to add it): {names}"]
     save()
-
-
-def _start(file: Path, options: argparse.Namespace) -> dict:
-    """What the file holds already, if it was measured here and with the same settings."""
-    machine = cpu_machine()
-    settings = {"width": options.width, "mixers": options.mixers}
-    if options.fresh or not file.exists():
-        return {"machine": machine, "settings": settings, "loads": [], "points": [], "notes": []}
-    try:
-        results = read_results(file, _FIELDS)
-    except Refused as error:
-        raise Refused(f"{str(error).removeprefix('--read ')}; --fresh replaces it") from error
-    way_out = "--fresh forgets them, --output FOLDER keeps both"
-    if results["machine"] != machine:
-        raise Refused(
-            f"{file} holds measurements of {describe(results['machine'])}, and this is "
-            f"{describe(machine)}: {way_out}"
-        )
-    if results["settings"] != settings:
-        raise Refused(
-            f"{file} holds measurements of width {results['settings']['width']} and the mixers "
-            f"{' '.join(results['settings']['mixers'])}, which {way_out}"
-        )
-    return results
 
 
 def _check_widths(options: argparse.Namespace) -> None:

@@ -1,16 +1,16 @@
-"""The file kernels.json of `python -m benchmarks.kernels`, and reading it back."""
+"""What is in the file kernels.json of `python -m benchmarks.kernels`."""
 
-import json
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
+from benchmarks.kernel_calls import BRAID, FLA, SOFTMAX
 from benchmarks.kernel_cases import OPS
+from benchmarks.saved import Count, Milliseconds
 
 Op = Literal[*OPS]
+Library = Literal[BRAID, FLA, *SOFTMAX]
 Direction = Literal["forward", "training"]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Machine(BaseModel):
@@ -19,52 +19,35 @@ class Machine(BaseModel):
 
 
 class FirstStep(BaseModel):
-    library: str
+    library: Library
     op: Op
-    seconds: Positive
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Time(BaseModel):
     op: Op
-    rows: int = Field(gt=0)
-    length: int = Field(gt=0)
-    heads: int
-    width: int
+    rows: Count
+    length: Count
+    heads: Count
+    width: Count
     packed: bool
-    library: str
+    library: Library
     direction: Direction
-    milliseconds: list[Positive] = Field(min_length=1)
+    milliseconds: list[Milliseconds] = Field(min_length=1)
 
 
 class Memory(BaseModel):
     op: Op
-    library: str
+    library: Library
     direction: Direction
-    bytes: int
+    bytes: int = Field(gt=-(2**63), lt=2**63)
 
 
 class Results(BaseModel):
+    """Times may be empty: every case may have failed or run out of time, and notes say so."""
+
     machine: Machine
     first_steps: list[FirstStep]
     times: list[Time]
     memory: list[Memory]
     notes: list[str]
-
-
-def read(path: Path) -> dict:
-    """What an earlier run wrote.
-
-    Raises:
-        ValueError: it is no such file; the first thing that is wrong in it.
-        OSError: it cannot be read.
-    """
-    try:
-        results = json.loads(path.read_text())
-        Results.model_validate(results)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
-    except ValueError as error:
-        raise ValueError(f"no JSON ({error})") from error
-    return results

@@ -30,10 +30,12 @@ from benchmarks.kernel_calls import BRAID, FLA
 from benchmarks.kernel_cases import LENGTHS, OPS, TARGET_WIDTH, WIDTHS, all_cases, quick_cases
 from benchmarks.kernel_measure import Instruments, measure
 from benchmarks.kernel_report import draw, show
-from benchmarks.kernel_results import read
+from benchmarks.kernel_results import Results
+from benchmarks.saved import Refused, make_folder, read_results
 from benchmarks.timing import Budget, gpu_extra_bytes, gpu_milliseconds
 from kernels.arguments import whole_number
 from kernels.progress import progress
+from model.training.files import write_atomic
 
 QUICK_MINUTES, MINUTES = 3.6, 20.0
 OUTPUT = Path("outputs/kernels")
@@ -41,24 +43,25 @@ _FIRST_STEP_SHARE = 0.25  # of the budget, at most, for one library's first step
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-class Refused(Exception):
-    """The command cannot do what was asked; the message says why."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command; 2 where it cannot run."""
     options = parse(arguments)
+    output = options.output or (options.read.parent if options.read else OUTPUT)
+    picture = output / "kernels.png"
     try:
-        results = _read(options.read) if options.read else _run(options)
-    except Refused as error:
+        if options.read:
+            results = read_results(options.read, Results)
+            make_folder(output)
+        else:
+            if (reason := refusal()) is not None:
+                raise Refused(reason)
+            make_folder(output)
+            results = _run(options)
+            write_atomic(output / "kernels.json", json.dumps(results, indent=1) + "\n")
+        draw(results, picture)
+    except (Refused, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    output = options.output or (options.read.parent if options.read else OUTPUT)
-    if not options.read:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "kernels.json").write_text(json.dumps(results, indent=1) + "\n")
-    picture = output / "kernels.png"
-    draw(results, picture)
     show(results, Console(width=None if sys.stdout.isatty() else 140))
     print(f"picture: {picture}" if options.read else f"numbers and picture: {output}")
     return 0
@@ -88,9 +91,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--quick fixes what {given} sets: leave out one of them")
     if options.read and (options.quick or given):
         parser.error(f"--read measures nothing: leave out {given or '--quick'}")
-    if options.read and not options.read.is_file():
-        what = "a folder, not a file" if options.read.is_dir() else "not there"
-        parser.error(f"--read {options.read}: this is {what}; give a kernels.json")
     return options
 
 
@@ -108,8 +108,6 @@ def refusal() -> str | None:
 
 
 def _run(options: argparse.Namespace) -> dict:
-    if (reason := refusal()) is not None:
-        raise Refused(reason)
     budget = Budget(60 * (options.minutes or (QUICK_MINUTES if options.quick else MINUTES)))
     cases = (
         quick_cases()
@@ -177,13 +175,6 @@ def machine() -> dict:
         "versions": versions,
         "revision": described.stdout.strip() or "unknown",
     }
-
-
-def _read(path: Path) -> dict:
-    try:
-        return read(path)
-    except (ValueError, OSError) as error:
-        raise Refused(f"--read {path}: not written by this command: {error}") from error
 
 
 def _minutes(text: str) -> float:

@@ -110,19 +110,49 @@ def test_a_run_leaves_every_repeat_and_the_next_one_adds_to_it(clock, tmp_path, 
 def test_measurements_of_another_machine_or_other_settings_are_not_mixed(clock, tmp_path, capsys):
     output = ["--output", str(tmp_path)]
     file = tmp_path / "crossover.json"
-    file.write_text(json.dumps({**results(), "points": []}))
+    file.write_text(json.dumps(results()))
     assert command.main([*TINY, *output]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {file} holds measurements of Some CPU, 2 threads")
     assert "--fresh forgets them, --output FOLDER keeps both" in error
     here = command.cpu_machine()
-    file.write_text(json.dumps({**results(), "points": [], "machine": here}))
+    file.write_text(json.dumps({**results(), "machine": here}))
     assert command.main([*TINY, *output]) == 2
-    assert "of width 256 and the mixers linear retnet softmax" in capsys.readouterr().err
-    file.write_text("{")
-    assert command.main([*TINY, *output]) == 2
-    assert "--fresh replaces it" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "other settings; --fresh forgets them, --output FOLDER keeps both:" in error
+    assert "\n  width: saved 256, now 16\n  mixers: saved ['linear', 'retnet'" in error
     assert command.main([*TINY, *output, "--fresh"]) == 0
+
+
+def with_point(**changed) -> dict:
+    return {"points": [results()["points"][0] | changed]}
+
+
+WRONG = {
+    "a_number": ({"points": 4}, "points: Input should be a valid list"),
+    "nothing": ({"points": []}, "points: List should have at least 1 item"),
+    "empty": ({"points": [{}]}, "points.0.mixer: Field required"),
+    "no_repeats": (with_point(milliseconds=[]), "points.0.milliseconds: List should have at least"),
+    "no_time": (with_point(milliseconds=[0]), "points.0.milliseconds.0: Input should be greater"),
+    "unknown": (with_point(mixer="gated"), "points.0.mixer: Input should be "),
+    "no_pass": (with_point(**{"pass": 3}), "points.0.pass: Input should be 'forward', 'training'"),
+    "no_machine": ({"machine": {}}, "machine.cpu: Field required"),
+    "no_settings": ({"settings": {}}, "settings.width: Field required"),
+}
+
+
+@pytest.mark.parametrize(("changed", "reason"), WRONG.values(), ids=WRONG)
+def test_a_file_that_is_no_result_is_neither_shown_nor_added_to(changed, reason, tmp_path, capsys):
+    file = tmp_path / "crossover.json"
+    file.write_text(json.dumps(results() | changed))
+    assert command.main(["--read", str(file), "--output", str(tmp_path / "new")]) == 2
+    reason = f"{file}: not written by this command: {reason}"
+    assert capsys.readouterr().err.startswith(f"error: --read {reason}")
+    assert not (tmp_path / "new").exists()
+    assert command.main([*TINY, "--output", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {reason}")
+    assert error.endswith("; --fresh replaces it\n")
 
 
 def test_an_interrupted_run_says_how_to_continue(clock, tmp_path, monkeypatch, capsys):

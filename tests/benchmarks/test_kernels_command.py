@@ -37,7 +37,6 @@ def test_the_interpreter_is_refused(monkeypatch):
     [
         (["--quick", "--ops", "gla"], "--quick fixes what --ops sets: leave out one of them"),
         (["--quick", "--minutes", "9", "--widths", "64"], "fixes what --widths --minutes sets"),
-        (["--read", "nothing.json"], "--read nothing.json: this is not there; give a kernels.json"),
         (["--read", "nothing.json", "--quick"], "--read measures nothing: leave out --quick"),
         (["--lengths", "63"], "'63' is not a whole number from 64"),
         (["--lengths", "2k"], "'2k' is not a whole number from 64"),
@@ -62,25 +61,41 @@ def test_earlier_numbers_are_shown_without_a_gpu(no_gpu, capsys, tmp_path):
     assert (tmp_path / "new" / "kernels.png").exists()
 
 
+def with_time(**changed) -> dict:
+    return {"times": [results()["times"][0] | changed]}
+
+
 WRONG = {
-    "no_json": ("{", "no JSON"),
-    "no_object": ("[]", "Input should be a valid dictionary"),
-    "nothing": ("{}", "machine: Field required"),
-    "another_type": (json.dumps(results() | {"memory": 3}), "memory: Input should be a valid list"),
+    "another_type": ({"memory": 3}, "memory: Input should be a valid list"),
     "no_repeats": (
-        json.dumps(results() | {"times": [results()["times"][0] | {"milliseconds": []}]}),
+        with_time(milliseconds=[]),
         "times.0.milliseconds: List should have at least 1 item",
     ),
+    "no_number": (with_time(milliseconds=["3"]), "times.0.milliseconds.0: Input should be a valid"),
+    "no_time": (with_time(milliseconds=[0.0]), "times.0.milliseconds.0: Input should be greater"),
+    "unknown": (with_time(library="FA"), "times.0.library: Input should be 'Braid', 'FLA', "),
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), WRONG.values(), ids=WRONG)
-def test_a_file_that_is_no_result_is_refused(text, reason, tmp_path, capsys):
+@pytest.mark.parametrize(("changed", "reason"), WRONG.values(), ids=WRONG)
+def test_a_file_that_is_no_result_is_refused(changed, reason, tmp_path, capsys):
     path = tmp_path / "kernels.json"
-    path.write_text(text)
-    assert command.main(["--read", str(path)]) == 2
+    path.write_text(json.dumps(results() | changed))
+    assert command.main(["--read", str(path), "--output", str(tmp_path / "new")]) == 2
     message = f"error: --read {path}: not written by this command: {reason}"
     assert capsys.readouterr().err.startswith(message)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_output_that_is_no_folder_is_refused_before_the_measurement(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(command, "refusal", lambda: None)
+    monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("it measured"))
+    file = tmp_path / "file"
+    file.write_text("")
+    assert command.main(["--quick", "--output", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --output {file}: File exists")
 
 
 def test_a_picture_of_earlier_numbers_lies_beside_them(tmp_path, monkeypatch):

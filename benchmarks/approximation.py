@@ -1,6 +1,6 @@
 """python -m benchmarks.approximation: how close feature maps come to softmax attention.
 
-    python -m benchmarks.approximation                      # a few minutes on 2 cores
+    python -m benchmarks.approximation                      # about a minute on 2 cores
     python -m benchmarks.approximation --seeds 20 --features 512 4096     # adds to the same file
     python -m benchmarks.approximation --dim 64 --scale 0.5 --seeds 4 --output outputs/d64
     python -m benchmarks.approximation --read outputs/approximation/approximation.json

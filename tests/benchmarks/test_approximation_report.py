@@ -8,7 +8,19 @@ from rich.console import Console
 
 from benchmarks.approximation_errors import IID, MEAN
 from benchmarks.approximation_picture import draw
-from benchmarks.approximation_report import advantages, chance, curves, seeds, show, slope, verdicts
+from benchmarks.approximation_report import (
+    MEASURES,
+    advantages,
+    chance,
+    curves,
+    seeds,
+    show,
+    slope,
+    verdicts,
+)
+from benchmarks.approximation_results import Results
+from benchmarks.saved import read_results
+from conf.cli import CONF
 
 
 def results(power: float = -0.5, independent: float = 1.5, factor: float = 1.0) -> dict:
@@ -130,3 +142,19 @@ def test_the_picture_has_a_curve_a_map_and_can_show_zeros(
     assert panel.get_yscale() == scale
     assert figure.get_suptitle().endswith(title)
     plt.close("all")
+
+
+def test_the_published_table_and_verdicts_are_those_of_the_raw_numbers():
+    text = (CONF.parent / "docs/results.md").read_text()
+    published = read_results(CONF.parent / "benchmarks/results/approximation.json", Results)
+    columns = [
+        curves(published, "features", measure)[rows]
+        for measure in MEASURES
+        for rows in ("favor", IID)
+    ]
+    for count in columns[0]:
+        assert f"| {count} | {' | '.join(str(curve[count]) for curve in columns)} |" in text
+    sentences = " ".join(text.replace("\n>", " ").split())
+    for verdict in verdicts(published):
+        assert verdict in sentences
+    assert f"revision {published['machine']['revision']}" in text

@@ -9,11 +9,11 @@ Multi-query associative recall after Zoology (data/mqar.py): rows of pairs of a 
 of questions for the value of a key. Trains models of two blocks (recall_models.py) of every kind of
 mixer, hybrids, and linear mixers with states of several sizes, and tests them on rows with few and
 many pairs, and on rows twice as long as in training (recall_train.py). As in Zoology, each model
-has the best of the same learning rates. Smaller than published (its vocabulary has 8,192 tokens,
-rows up to 512, widths up to 512), so that it runs on a CPU: orders are to be compared, not numbers.
-Prints accuracies by model and number of pairs, by size of the state, and whether the published
-orders were found. Leaves every training, hardware and versions in recall.json, saved as it goes: the
-same command continues. recall.png is beside it.
+has the best of the same learning rates. Much smaller than published (a vocabulary of 8,192, rows of
+up to 512 tokens), so that it runs on a CPU: compare orders, not numbers. Prints accuracies by model
+and number of pairs, by size of the state, and whether the published orders were found. Leaves every
+training, hardware and versions in recall.json, saved as it goes: the same command continues.
+recall.png is beside it.
 """
 
 if __name__ == "__main__":  # as the commands do, and before torch is imported
@@ -146,9 +146,7 @@ def run(file: Path, setup: Setup, options: argparse.Namespace) -> dict[str, Any]
     models = [name for name in _WANTED["models"] if name in options.models]
     first = first_tasks(models, options.rates)
     others = sum(name not in RESIZED for name in models) * (options.seeds - 1)
-    with tqdm(
-        total=len(first) + others, desc="trainings", disable=not sys.stderr.isatty()
-    ) as bar:
+    with tqdm(total=len(first) + others, desc="trainings", disable=not sys.stderr.isatty()) as bar:
         for tasks in _phases(results, models, options, first):
             left = [task for task in tasks if task not in done(results["trainings"])]
             bar.update(len(tasks) - len(left))
@@ -164,7 +162,7 @@ def _phases(
 ) -> Iterator[list[Task]]:
     """The second one follows from the results of the first."""
     yield first
-    yield more_seeds(results["trainings"], models, options.rates, options.seeds)
+    yield more_seeds(results["trainings"], models, options.seeds)
 
 
 def _setup(options: argparse.Namespace) -> Setup:

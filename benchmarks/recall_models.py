@@ -5,8 +5,8 @@ A model is named by its layer pattern; one mixer stands for two blocks of it. `w
 less than the distance of most questions. `gla-16` has keys of 16 channels instead of what is usual:
 d_model times the preset's expand_k.
 
-As in Zoology, every mixer has a short convolution (of 4 taps): with it one layer can compare a token
-with the one before another. Keys and values get it; in linear mixers queries, too. Softmax
+As in Zoology, every mixer has a short convolution (of 4 taps): with it one layer can compare a
+token with the one before another. Keys and values get it; in linear mixers queries, too. Softmax
 attention and windows have no positions, the head is the embedding, and mixers have one head; but
 RetNet has 4, whose fixed memories are 32 to 256 tokens.
 """

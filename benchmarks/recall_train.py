@@ -2,9 +2,9 @@
 
 AdamW with weight decay on matrices and the embedding; the rate rises over the first tenth of the
 steps and falls to a fiftieth along a cosine; gradients are clipped at norm 1. Every batch has
-equally many rows of each number of pairs, all new. The loss is the cross-entropy of the answers, and
-the head is computed for questions alone. A training ends early once it has answered 99.9 % of the
-questions of 25 steps.
+equally many rows of each number of pairs, all new. The loss is the cross-entropy of the answers,
+and the head is computed for questions alone. A training ends early once it has answered 99.9 % of
+the questions of 25 steps.
 """
 
 import math
@@ -106,7 +106,9 @@ def _train(network: LanguageModel, setup: Setup, rate: float, seed: int) -> int:
     for step in range(setup.steps):
         index = np.arange(step * share, (step + 1) * share)
         parts = [rows(task, seed, index) for task in setup.trained]
-        tokens, labels = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
+        tokens, labels = (
+            torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True)
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate * rate_factor(step, setup.steps)
         network.redraw(step)

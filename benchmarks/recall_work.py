@@ -27,11 +27,9 @@ def first_tasks(models: Iterable[str], rates: Iterable[float]) -> list[Task]:
     return [(model, rate, 0) for rate in rates for model in models]
 
 
-def more_seeds(
-    trainings: list[dict[str, Any]], models: Iterable[str], rates: Iterable[float], seeds: int
-) -> list[Task]:
-    """The other seeds, with the best of `rates` of each model."""
-    best = best_rates([training for training in trainings if training["rate"] in set(rates)])
+def more_seeds(trainings: list[dict[str, Any]], models: Iterable[str], seeds: int) -> list[Task]:
+    """The other seeds, with each model's best rate."""
+    best = best_rates(trainings)
     return [
         (model, best[model], seed)
         for seed in range(1, seeds)

@@ -6,8 +6,8 @@ without attention recall less. As published:
 
 - token 0 stands for nothing, the rest of the lower half of the vocabulary are keys, the upper half
   values; a row's keys are different from one another, and so are its values;
-- after the 2 D tokens of the pairs come (length - 2 D) / 2 slots of two tokens. Each key is asked at
-  the start of a slot of its own. Slots are drawn without replacement with the weights a g^(a - 1),
+- after the 2 D tokens of the pairs come (length - 2 D) / 2 slots of two tokens. Each key is asked
+  at the start of a slot of its own. Slots are drawn without replacement with weights a g^(a - 1),
   g = 1, 2, ..: with a = 0.01 about 1 / g, the power law of distances in text;
 - the label of a key that is asked is its value, and nothing else has a label.
 

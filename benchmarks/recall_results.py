@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from benchmarks.recall_models import MODELS, RESIZED
 from benchmarks.saved import Count, CpuMachine
@@ -47,3 +47,20 @@ class Results(BaseModel):
     machine: CpuMachine
     settings: Settings
     trainings: list[Training] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _trainings_are_of_the_settings(self):
+        settings = self.settings
+        most, longer = max(settings.pairs), 2 * settings.length
+        kinds = [(settings.length, pairs) for pairs in settings.pairs]
+        kinds += [(longer, most), (longer, 2 * most)]
+        seen = set()
+        for training in self.trainings:
+            name = f"{training.model}, rate {training.rate:g}, seed {training.seed}"
+            found = [(score.length, score.pairs) for score in training.scores]
+            if found != kinds:
+                raise ValueError(f"{name}: scores are of rows {found}, settings of {kinds}")
+            if name in seen:
+                raise ValueError(f"the training {name} is there twice")
+            seen.add(name)
+        return self

@@ -49,11 +49,11 @@ _SHARED = {
     "length": 128,
     "pairs": [4, 8, 16, 32],
     "batch": 16,
-    "steps": 600,
+    "steps": 800,
     "test_rows": 128,
 }
-_WANTED = {"models": (*MODELS, *RESIZED), "rates": (0.003, 0.01, 0.02), "seeds": 3}
-_QUICK = {"models": ("softmax", "linear", "gla", "deltanet"), "rates": (0.01,), "seeds": 1}
+_WANTED = {"models": (*MODELS, *RESIZED), "rates": (0.003, 0.006, 0.01), "seeds": 3}
+_QUICK = {"models": ("softmax", "linear", "gla", "deltanet"), "rates": (0.006,), "seeds": 1}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,7 +2,8 @@
 
 A model is named by its layer pattern; one mixer stands for two blocks of it. `window16` and
 `window64` are the preset `window` over so many tokens: two blocks of the first see 31 tokens back,
-less than the distance of most questions. `gla-16` has keys of 16 channels instead of what is usual:
+less than the distance of most questions. Hybrids have their attention first, and with softmax
+attention last, too. `gla-16` has keys of 16 channels instead of what is usual:
 d_model times the preset's expand_k.
 
 As in Zoology, every mixer has a short convolution (of 4 taps): with it one layer can compare a
@@ -23,7 +24,14 @@ FAMILIES = {
     "no decay": ("linear", "performer", "taylor"),
     "decay": ("retnet", "gla", "mamba2", "hgrn2"),
     "delta rule": ("deltanet", "gated_deltanet", "kda"),
-    "hybrid": ("linear softmax", "linear window64", "gla softmax", "gla window64"),
+    "hybrid": (
+        "softmax linear",
+        "softmax gla",
+        "window64 linear",
+        "window64 gla",
+        "linear softmax",
+        "gla softmax",
+    ),
 }
 MODELS = tuple(name for names in FAMILIES.values() for name in names)
 # {mixer: models of it by key width}; the state of the last is 8 times that of the first.

@@ -60,6 +60,8 @@ def _by_state(panel: plt.Axes, results: dict, found: dict[str, Recalled]) -> Non
     for kind, line in zip(hardest, _LINES, strict=False):
         for number, (mixer, sizes) in enumerate(SIZES.items()):
             models = [found[name] for name in sizes.values() if name in found]
+            if not models:
+                continue
             panel.plot(
                 [model.state_bytes for model in models],
                 [model.mean(kind) for model in models],

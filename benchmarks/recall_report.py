@@ -103,15 +103,17 @@ def verdicts(results: dict) -> Iterator[str]:
             verdict = _order([accuracy[less], accuracy[more]])
             yield f"{verdict}: {less} recalls less than {more}: {_compared(accuracy, less, more)}"
     for hybrid in FAMILIES["hybrid"]:
-        alone = hybrid.split()[0]
+        block, alone = hybrid.split()
+        if block in ("linear", "gla"):
+            block, alone = alone, block
         if hybrid in found and alone in found:
             restored = accuracy[hybrid] >= RECALLS
             verdict = _order([accuracy[alone], accuracy[hybrid]])
             if verdict == _as(True):
                 verdict = _as(restored)
-            what = hybrid.split()[1]
+            place = "first" if hybrid.startswith(block) else "last"
             yield (
-                f"{verdict}: one {what} block restores the recall of {alone}: "
+                f"{verdict}: one {block} block, {place}, restores the recall of {alone}: "
                 f"{_compared(accuracy, alone, hybrid)}"
             )
     for mixer, sizes in SIZES.items():

@@ -3,8 +3,9 @@
 AdamW with weight decay on matrices and the embedding; the rate rises over the first tenth of the
 steps and falls to a fiftieth along a cosine; gradients are clipped at norm 1. Every batch has
 equally many rows of each number of pairs, all new. The loss is the cross-entropy of the answers,
-and the head is computed for questions alone. A training ends early once it has answered 99.9 % of
-the questions of 25 steps.
+its mean over the questions of a row and then over rows: each number of pairs counts the same, as
+with the source's batches of one kind. The head is computed for questions alone. A training ends
+early once it has answered 99.9 % of the questions of 25 steps.
 """
 
 import math
@@ -113,7 +114,7 @@ def _train(network: LanguageModel, setup: Setup, rate: float, seed: int) -> int:
             group["lr"] = rate * rate_factor(step, setup.steps)
         network.redraw(step)
         logits, answers = answered(network, tokens, labels)
-        loss = F.cross_entropy(logits, answers)
+        loss = (F.cross_entropy(logits, answers, reduction="none") * row_shares(labels)).sum()
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
@@ -134,6 +135,12 @@ def rate_factor(step: int, steps: int) -> float:
         return (step + 1) / warmup
     progress = min(1.0, (step + 1 - warmup) / (steps - warmup))
     return _LOWEST_RATE + (1 - _LOWEST_RATE) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def row_shares(labels: Tensor) -> Tensor:
+    """Weights [N] of the questions in rows [B, T]: all rows count the same, and sum up to 1."""
+    asked = labels != IGNORED
+    return (1 / asked.sum(dim=1, keepdim=True)).expand(asked.shape)[asked] / len(labels)
 
 
 def answered(network: LanguageModel, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

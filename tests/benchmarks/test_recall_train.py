@@ -6,7 +6,7 @@ import torch
 
 from benchmarks import recall_train
 from benchmarks.recall_models import D_MODEL, MODELS, RESIZED, SIZES, build
-from benchmarks.recall_train import Setup, accuracy, answered, rate_factor, train
+from benchmarks.recall_train import Setup, accuracy, answered, rate_factor, row_shares, train
 from data.mqar import IGNORED, Recall, rows
 from model.mixers.linear import LinearMixer
 from model.mixers.softmax import SoftmaxMixer
@@ -56,6 +56,11 @@ def test_only_questions_are_answered():
     logits, answers = answered(network, tokens, labels)
     assert torch.equal(answers, labels[labels != IGNORED])
     assert torch.allclose(logits, network(tokens)[labels != IGNORED], atol=1e-6)
+
+
+def test_every_row_counts_the_same_in_the_loss():
+    labels = torch.tensor([[IGNORED, 5, IGNORED, 7], [3, IGNORED, IGNORED, IGNORED]])
+    assert row_shares(labels).tolist() == [0.25, 0.25, 0.5]
 
 
 class Memory(torch.nn.Module):

@@ -96,6 +96,7 @@ def verdicts(results: dict) -> Iterator[str]:
         ("window16", "window64"),
         ("window64", "softmax"),
         ("linear", "gla"),
+        ("linear", "gla-64"),  # states of one size
         ("linear", "deltanet"),
         ("linear", "gated_deltanet"),
     ):

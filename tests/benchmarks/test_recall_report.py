@@ -84,10 +84,10 @@ def test_published_orders_that_were_found():
     assert kinds(results({})) == (KINDS[:4], KINDS[4:])
     found = list(verdicts(results(PUBLISHED | GROWING)))
     assert all(sentence.startswith("as published: ") for sentence in found)
-    assert len(found) == 1 + 5 + 6 + 3
+    assert len(found) == 1 + 6 + 6 + 3
     assert found[0].endswith("everything: accuracy 1.000 or more with 4, 8, 16 and 32 pairs")
     assert found[3] == "as published: linear recalls less than gla: linear 0.400, gla 0.700"
-    assert found[6] == (
+    assert found[7] == (
         "as published: one softmax block, first, restores the recall of linear: linear 0.400, "
         "softmax linear 1.000"
     )

@@ -6,6 +6,9 @@ less than the distance of most questions. Hybrids have their attention first, an
 attention last, too. `gla-16` has keys of 16 channels instead of what is usual:
 d_model times the preset's expand_k.
 
+Learned decays start with memories of 256 to 4,096 tokens, since a row has to be kept to its end;
+`gla_16_512` starts as GLA usually does here, with 16 to 512.
+
 As in Zoology, every mixer has a short convolution (of 4 taps): with it one layer can compare a
 token with the one before another. Keys and values get it; in linear mixers queries, too. Softmax
 attention and windows have no positions, the head is the embedding, and mixers have one head; but
@@ -22,7 +25,7 @@ D_MODEL, FFN_DIM, CONV_WIDTH = 64, 128, 4
 FAMILIES = {
     "attention": ("softmax", "window64", "window16"),
     "no decay": ("linear", "performer", "taylor"),
-    "decay": ("retnet", "gla", "mamba2", "hgrn2"),
+    "decay": ("retnet", "gla", "gla_16_512", "mamba2", "hgrn2"),
     "delta rule": ("deltanet", "gated_deltanet", "kda"),
     "hybrid": (
         "softmax linear",
@@ -41,8 +44,12 @@ SIZES = {
     "deltanet": {16: "deltanet-16", 32: "deltanet-32", 64: "deltanet", 128: "deltanet-128"},
 }
 RESIZED = tuple(name for sizes in SIZES.values() for name in sizes.values() if "-" in name)
-# 153 features of the Taylor map are the published number, of 16 channels.
-_OWN = {"retnet": {"heads": 4}, "taylor": {"expand_k": 16 / D_MODEL}}
+_LONG = {"memory_length": [256.0, 4096.0]}
+_OWN = {
+    "retnet": {"heads": 4},
+    "taylor": {"expand_k": 16 / D_MODEL},  # 153 features, as published
+    **dict.fromkeys(("gla", "mamba2", "gated_deltanet", "kda"), _LONG),
+}
 
 
 def build(model: str, vocab_size: int, seed: int) -> LanguageModel:
@@ -75,4 +82,6 @@ def _mixer(name: str) -> MixerSettings:
         return preset(name, heads=1, kv_heads=1, conv_width=CONV_WIDTH, rope_base=None)
     name, _, width = name.partition("-")
     changes = {"heads": 1, "conv_width": CONV_WIDTH, **_OWN.get(name, {})}
-    return preset(name, **changes, **({"expand_k": int(width) / D_MODEL} if width else {}))
+    if width:
+        changes["expand_k"] = int(width) / D_MODEL
+    return preset(name.removesuffix("_16_512"), **changes)

@@ -40,10 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; 2 where it cannot run."""
     options = parse(arguments)
     try:
-        make_folder(options.output)
         if options.read:
             results = read_results(options.read, Results)
+            make_folder(options.output)
         else:
+            make_folder(options.output)
             results = run(options.output, options)
         draw(results, options.output / "language.png")
     except (Refused, ValueError, OSError) as error:

@@ -54,7 +54,7 @@ _SHARED = {
     "steps": 800,
     "test_rows": 128,
 }
-_WANTED = {"models": (*MODELS, *RESIZED), "rates": (0.003, 0.006), "seeds": 3}
+_WANTED = {"models": (*MODELS, *RESIZED), "rates": (0.006, 0.01), "seeds": 3}
 _QUICK = {"models": ("softmax", "linear", "gla", "deltanet"), "rates": (0.006,), "seeds": 1}
 
 

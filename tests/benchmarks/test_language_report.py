@@ -2,13 +2,19 @@
 
 import io
 import math
+import re
+import statistics
 
 import matplotlib.pyplot as plt
 import pytest
 from rich.console import Console
 
+from benchmarks.language_models import MODELS
 from benchmarks.language_picture import draw
-from benchmarks.language_report import show, verdicts
+from benchmarks.language_report import perplexities, show, verdicts
+from benchmarks.language_results import Results
+from benchmarks.saved import read_results
+from conf.cli import CONF
 
 
 def results(**by_model: list[float]) -> dict:
@@ -89,3 +95,14 @@ def test_the_picture_has_a_dot_per_training(tmp_path, monkeypatch):
     assert [list(line.get_xdata()) for line in dots] == [
         pytest.approx([80.0, 82.0]), pytest.approx([50.0])
     ]  # fmt: skip
+
+
+def test_the_published_results_have_every_model_with_three_seeds_and_their_table():
+    found = perplexities(read_results(CONF.parent / "benchmarks/results/language.json", Results))
+    text = (CONF.parent / "docs/results.md").read_text()
+    assert list(found) == list(MODELS)
+    for name, by_seed in found.items():
+        values = list(by_seed.values())
+        assert len(values) >= 3
+        mean, spread = statistics.fmean(values), statistics.stdev(values)
+        assert re.search(rf"\| `{name}` \|.*\| {mean:.1f} ±{spread:.1f} \|", text), name

@@ -149,7 +149,7 @@ def test_small_shards_and_parts_give_the_same_stream(settings, monkeypatch):
     expected = {split: stream_of(folder, split) for split in ("train", "validation")}
     shutil.rmtree(folder)
     monkeypatch.setattr("data.encode.SHARD_TOKENS", 1000)
-    monkeypatch.setattr("data.encode.BATCH_CHARACTERS", 700)
+    monkeypatch.setattr("data.encode.TASK_BYTES", 700)
     assert make(settings()) == folder
     assert len(read_index(folder).train.shards) > 5
     for split, (ids, starts) in expected.items():

@@ -111,3 +111,16 @@ class PrepareSettings(Settings):
 
     data: DataConfig = Field(description="The source and where it is prepared.")
     tokenizer: TokenizerConfig = Field(description="The tokenizer.")
+    shard: Text | None = Field(
+        description="One part of the work, such as 0/64, for tasks that share it; see `data.parts`."
+    )
+    merge: bool = Field(description="Make the data set of all parts that were prepared.")
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Self:
+        if self.shard is not None and self.merge:
+            raise ValueError(
+                f"shard={self.shard} and merge=true are both given; merging is one task's work "
+                "after all parts. Type shard=null or merge=false."
+            )
+        return self

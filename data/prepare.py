@@ -133,9 +133,8 @@ def tidy(folder: Path) -> None:
 
 def verify(folder: Path, index: Index, progress: bool) -> None:
     """Reads every byte of a data set. Raises ValueError, naming the file, if one changed."""
-    total = sum(
-        (folder / file).stat().st_size for file in files_of(index) if (folder / file).exists()
-    )
+    paths = [folder / name for name in files_of(index)]
+    total = sum(path.stat().st_size for path in paths if path.exists())
     with byte_bar("checking", total, progress) as bar:
         verify_checksums(folder, index, bar.update)
 
@@ -173,6 +172,14 @@ def _check_rows(index: Index, folder: Path, seq_len: int) -> None:
 @hydra_main("prepare", PrepareSettings)
 def main(settings: PrepareSettings) -> None:
     """The command: prepares the data set, or checks every byte of one that is there already."""
+    from data import parts
+
+    if settings.shard is not None:
+        part = parts.parse_part(settings.shard)
+        print(parts.prepare_part(part, settings.data, settings.tokenizer))
+        return
+    if settings.merge:
+        parts.merge_parts(settings.data, settings.tokenizer)
     checked = settings.data.model_copy(update={"verify": True})
     folder = prepare(checked, settings.tokenizer)
     print(summary(read_index(folder), folder))

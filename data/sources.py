@@ -26,9 +26,9 @@ WHOLE = Part(0, 1)
 
 @dataclass(frozen=True)
 class Document:
-    """One text, whole or as strings to be joined, which are read once. Documents of one `family`
-    stay on one side of the validation split; without a family only documents with equal text
-    do."""
+    """One text, whole or as strings to be joined, which are read once, before the next document.
+    Documents of one `family` stay on one side of the validation split; without a family only
+    documents with equal text do."""
 
     name: str
     text: str | Iterable[str]

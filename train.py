@@ -35,6 +35,8 @@ MAY_CHANGE = (
     "run.root",
     "logger",
     "data.root",
+    "data.processes",
+    "data.verify",
     "data.workers",
     "trainer.device",
     "trainer.kernels",

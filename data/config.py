@@ -1,6 +1,6 @@
 """Settings of the data and the tokenizer. Every default lives in conf/data and conf/tokenizer."""
 
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,6 +40,12 @@ class DataConfig(Settings):
     Without `files`, `hub` and `dir` the source is the running Python's standard library.
     """
 
+    before: ClassVar[dict[str, Any]] = {
+        "drop_duplicates": False,
+        "processes": None,
+        "verify": False,
+    }
+
     files: str | list[str] | None = Field(
         description="Glob, or list of globs: .jsonl, .jsonl.gz, .parquet and .arrow hold one "
         "document per record, any other file is text and one document."
@@ -56,6 +62,19 @@ class DataConfig(Settings):
     dir: Text | None = Field(
         description="A prepared data set to use as it is, with the tokenizer it was prepared with. "
         "If files or hub is given too, it must be what the set was prepared from."
+    )
+    drop_duplicates: bool = Field(
+        description="Leave out documents whose text is that of an earlier one, byte for byte. They "
+        "are counted in any case."
+    )
+    processes: Count | None = Field(
+        le=1024,
+        description="Processes that encode. null: as many as there are cores. The result does not "
+        "depend on it.",
+    )
+    verify: bool = Field(
+        description="Read every byte of the data set before it is used, and refuse it if one "
+        "changed. Sizes are checked in any case."
     )
     seq_len: RowLength = Field(description="Tokens per row.")
     validation_bytes: Count = Field(
@@ -92,3 +111,16 @@ class PrepareSettings(Settings):
 
     data: DataConfig = Field(description="The source and where it is prepared.")
     tokenizer: TokenizerConfig = Field(description="The tokenizer.")
+    shard: Text | None = Field(
+        description="One part of the work, such as 0/64, for tasks that share it; see `data.parts`."
+    )
+    merge: bool = Field(description="Make the data set of all parts that were prepared.")
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Self:
+        if self.shard is not None and self.merge:
+            raise ValueError(
+                f"shard={self.shard} and merge=true are both given; merging is one task's work "
+                "after all parts. Type shard=null or merge=false."
+            )
+        return self

@@ -1,11 +1,13 @@
 """Documents from local files.
 
-Text files are one document each, byte for byte but for a byte order mark. JSON lines are read here,
+Text files are one document each, byte for byte but for a byte order mark, and long ones are read in
+pieces; a record has to fit into memory. JSON lines are read here,
 line by line, rather than through `datasets`, whose reader infers column types (a column of dates
 becomes timestamps) and cannot say which record is wrong. Parquet and Arrow files are read through
 `datasets`.
 """
 
+import codecs
 import glob
 import gzip
 import json
@@ -15,10 +17,20 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from conf.paths import located
-from data.sources import Document, LeftOut, Source, decoded, describe_files, document
+from data.sources import (
+    WHOLE,
+    Document,
+    LeftOut,
+    Part,
+    Source,
+    decoded,
+    describe_files,
+    document,
+    files_of_part,
+)
 from data.tokenizer import check_unicode
 
 if TYPE_CHECKING:
@@ -27,6 +39,8 @@ if TYPE_CHECKING:
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 _NAMED = 10
+_PIECE = 1 << 20
+"""Bytes of a text file that are read at once."""
 
 
 def files_source(patterns: list[str], text_column: str) -> Source:
@@ -39,24 +53,20 @@ def files_source(patterns: list[str], text_column: str) -> Source:
     names = [os.path.relpath(path, base) for path in paths]
     files = describe_files(paths, names)
     description = {"kind": "files", "text_column": text_column, **files}
+    title = f"data.files={','.join(patterns)}"
 
-    def documents() -> Iterator[Document | LeftOut]:
+    def documents(part: Part = WHOLE) -> Iterator[Document | LeftOut]:
         invalid: list[str] = []
-        for path, name in zip(paths, names, strict=True):
+        chosen = files_of_part([path.stat().st_size for path in paths], part, title)
+        for path, name in zip(paths[chosen], names[chosen], strict=True):
             if name.endswith(_JSON_LINES):
                 with located(path):
                     yield from _json_lines(path, name, text_column, invalid)
             elif path.suffix in _TABLES:
                 yield from _table(path, name, text_column)
             else:
-                with located(path):
-                    data = path.read_bytes()
-                try:
-                    text = decoded(data)
-                except UnicodeDecodeError as error:
-                    invalid.append(f"{path} (byte {error.start})")
-                    continue
-                yield document(name, text)
+                with located(path), path.open("rb") as file:
+                    yield from _text(file, path, name, invalid)
         if invalid:
             more = f" and {len(invalid) - _NAMED} more" if len(invalid) > _NAMED else ""
             raise ValueError(
@@ -66,7 +76,7 @@ def files_source(patterns: list[str], text_column: str) -> Source:
 
     return Source(
         _name(patterns[0]),
-        f"data.files={','.join(patterns)}",
+        title,
         description,
         files["bytes"],
         documents,
@@ -153,6 +163,38 @@ def _name(pattern: str) -> str:
     parts = [part for part in Path(pattern).parts if not glob.has_magic(part) and part.strip("./")]
     stem = Path(parts[-1]).name.split(".")[0] if parts else ""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem) or "files"
+
+
+def _text(
+    file: BinaryIO, path: Path, name: str, invalid: list[str]
+) -> Iterator[Document | LeftOut]:
+    """A file that is one document. If it is not UTF-8 it is put on the list `invalid`."""
+    data = file.read(_PIECE)
+    if len(data) == _PIECE:
+        yield Document(name, _pieces(file, data, path, invalid))
+        return
+    try:
+        text = decoded(data)
+    except UnicodeDecodeError as error:
+        invalid.append(f"{path} (byte {error.start})")
+    else:
+        yield document(name, text)
+
+
+def _pieces(file: BinaryIO, data: bytes, path: Path, invalid: list[str]) -> Iterator[str]:
+    """The text of a file of which `data` was read already."""
+    begin = 0
+    while data:
+        with located(path):
+            more = file.read(_PIECE)
+        try:
+            text, used = codecs.utf_8_decode(data, "strict", not more)
+        except UnicodeDecodeError as error:
+            invalid.append(f"{path} (byte {begin + error.start})")
+            return
+        yield text if begin else text.removeprefix("\ufeff")
+        begin += used
+        data = data[used:] + more
 
 
 def _json_lines(

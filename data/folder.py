@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shlex import quote
 from typing import BinaryIO
@@ -21,19 +21,22 @@ _PREFIX = ".partial-"
 
 
 @contextlib.contextmanager
-def building(folder: Path) -> Iterator[Path | None]:
+def building(folder: Path, parts: int | None = None) -> Iterator[Path | None]:
     """Gives a temporary folder next to `folder` that takes its name when the block ends well.
 
     Gives None if another process completed `folder` while this one waited for it. The temporary
     folder is locked meanwhile. A killed process leaves it as it is, for the next call with this
     `folder` to continue; a block that ends with ValueError, a user's mistake, leaves nothing.
 
+    parts: the temporary folder is that of so many `sharing` processes, for which this one waits. It
+    is also left as it is at a ValueError.
+
     Raises:
         ValueError: one of the names is taken by a link that leads nowhere.
     """
     _check_link(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / f"{_PREFIX}{folder.name}"
+    temporary = temporary_folder(folder, parts)
     with _locked(temporary):
         if folder.exists():
             _remove(temporary)
@@ -50,12 +53,44 @@ def building(folder: Path) -> Iterator[Path | None]:
             with located(temporary):
                 yield temporary
         except ValueError:
-            _remove(temporary)
+            if parts is None:
+                _remove(temporary)
             raise
         _sync_folder(temporary)
         temporary.rename(folder)
         (folder / LOCK_FILE).unlink()
         _sync_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def sharing(folder: Path, parts: int) -> Iterator[Path | None]:
+    """Gives the temporary folder that several processes fill before `building` completes it.
+
+    Gives None if `folder` is complete.
+    """
+    _check_link(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_folder(folder, parts)
+    with _locked(temporary, fcntl.LOCK_SH):
+        if folder.exists():
+            _remove(temporary)
+            yield None
+            return
+        with located(temporary):
+            yield temporary
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Of all processes with this block and lock file, one is in it; the others wait."""
+    with path.open("ab") as file:
+        _lock(path, file, fcntl.LOCK_EX)
+        yield
+
+
+def temporary_folder(folder: Path, parts: int | None = None) -> Path:
+    """Where the contents of `folder` are until it is complete."""
+    return folder.parent / f"{_PREFIX}{folder.name}{'' if parts is None else f'.of-{parts}'}"
 
 
 def write_atomically(path: Path, contents: bytes) -> None:
@@ -70,9 +105,18 @@ def write_atomically(path: Path, contents: bytes) -> None:
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes a .npy file and forces it to disk."""
+    save_blocks(path, array.shape, array.dtype, [array])
+
+
+def save_blocks(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]
+) -> None:
+    """Writes blocks of rows as one .npy file of this shape and forces it to disk."""
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(array.data)  # np.save would not say why a write failed
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).data)  # np.save would not say why it failed
         sync(file)
 
 
@@ -83,7 +127,7 @@ def sync(file: BinaryIO) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Makes the folder and locks it, waiting for other processes. A killed process keeps no lock.
 
     The lock is a file opened for writing: over NFS, directories are locked for one machine only.
@@ -92,13 +136,13 @@ def _locked(folder: Path) -> Iterator[None]:
         with contextlib.suppress(FileExistsError):  # exist_ok minds a folder that has just gone
             folder.mkdir()
         try:
-            file = (folder / LOCK_FILE).open("ab")
+            file = (folder / LOCK_FILE).open("a+b")  # NFS: shared locks need reading
         except FileNotFoundError:  # another process ended and removed or renamed the folder
             _check_link(folder)
             _check_link(folder / LOCK_FILE)
             continue
         with file:
-            _lock(folder, file)
+            _lock(folder, file, kind)
             if _is_open(folder / LOCK_FILE, file):
                 yield
                 return
@@ -116,12 +160,12 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(folder: Path, file: BinaryIO) -> None:
+def _lock(folder: Path, file: BinaryIO, kind: int) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"note: waiting for another process that writes {folder}", file=sys.stderr)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, kind)
     except OSError as error:
         raise ValueError(
             f"{folder.parent} is on a file system without file locks ({error}). Write to a local "

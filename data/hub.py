@@ -4,10 +4,23 @@ load."""
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data.config import DataConfig
 from data.files import table_texts
-from data.sources import Document, LeftOut, Source, describe_files, document
+from data.sources import (
+    WHOLE,
+    Document,
+    LeftOut,
+    Part,
+    Source,
+    describe_files,
+    document,
+    files_of_part,
+)
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 _ADVICE = (
     "Check the name, data.hub_config and data.hub_split, and that this machine reaches the hub; or "
@@ -31,15 +44,25 @@ def hub_source(data: DataConfig) -> Source:
         description |= describe_files(paths, names)
     name = "-".join(part for part in (folder.name, data.hub_config, data.hub_split) if part)
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-    return Source(safe, f"data.hub={data.hub}", description, None, lambda: _documents(data))
+    return Source(safe, f"data.hub={data.hub}", description, None, partial(_documents, data))
 
 
-def _documents(data: DataConfig) -> Iterator[Document | LeftOut]:
-    from datasets import load_dataset
-
-    load = partial(load_dataset, data.hub, data.hub_config, split=data.hub_split, streaming=True)
+def _documents(data: DataConfig, part: Part = WHOLE) -> Iterator[Document | LeftOut]:
     where = (
         f"data.hub={data.hub} (data.hub_config={data.hub_config} data.hub_split={data.hub_split})"
     )
+    load = partial(_load, data, part)
+    prefix = f"{data.hub_split}:" if part == WHOLE else f"{data.hub_split}:{part.number}:"
     for number, text in enumerate(table_texts(load, data.text_column, where, _ADVICE), start=1):
-        yield document(f"{data.hub_split}:{number}", text)
+        yield document(f"{prefix}{number}", text)
+
+
+def _load(data: DataConfig, part: Part) -> "IterableDataset":
+    """The records of a part: `datasets` shares out whole files, in their order."""
+    from datasets import load_dataset
+
+    records = load_dataset(data.hub, data.hub_config, split=data.hub_split, streaming=True)
+    if part == WHOLE:
+        return records
+    files_of_part([1] * records.num_shards, part, f"data.hub={data.hub}")
+    return records.shard(part.count, part.number, contiguous=True)

@@ -8,13 +8,16 @@ A prepared folder holds
     train-documents.npy           int64 [documents]: where each document starts in the stream
     validation-00000.bin ...      the same for the validation split
     validation-documents.npy
+    documents.png                 histogram of the lengths of the documents
 
+Shards are named train-00003-00000.bin where part 3 of the source was prepared by a task of its own.
 A document in the stream is BOS, its tokens, EOS. `Index.fingerprint` identifies the contents: it
 does not depend on where or when the data set was prepared.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 FORMAT_VERSION = 1
 INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.model"
+HISTOGRAM_FILE = "documents.png"
 
 Split = Literal["train", "validation"]
 
@@ -75,6 +79,17 @@ class Rejected(BaseModel):
     examples: dict[str, list[str]] = Field(description="The first names of each reason.")
 
 
+class Duplicates(BaseModel):
+    """Documents whose text is that of an earlier one, byte for byte."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    documents: int
+    bytes: int
+    dropped: bool = Field(description="Whether they were left out (data.drop_duplicates).")
+    examples: list[str] = Field(description="The first of them, each with the document it repeats.")
+
+
 class LongDocument(BaseModel):
     """A document and its size, for the summary."""
 
@@ -101,6 +116,9 @@ class Index(BaseModel):
     notes: list[str] = Field(description="What the preparation decided and printed.")
     rejected: Rejected
     longest: list[LongDocument]
+    duplicates: Duplicates | None = Field(
+        default=None, description="None in data sets of versions that did not look for them."
+    )
     train: SplitIndex
     validation: ValidationIndex
 
@@ -137,8 +155,8 @@ def contents_fingerprint(tokenizer: str, *splits: SplitIndex) -> str:
 
 
 def files_of(index: Index) -> set[str]:
-    """Names of all files of a prepared folder."""
-    names = {INDEX_FILE, TOKENIZER_FILE}
+    """Names of all files of a prepared folder. (Older ones have no histogram.)"""
+    names = {INDEX_FILE, TOKENIZER_FILE, HISTOGRAM_FILE}
     for split in (index.train, index.validation):
         names |= {split.offsets_file, *(shard.file for shard in split.shards)}
     return names
@@ -179,21 +197,27 @@ def read_index(folder: str | Path) -> Index:
             )
         _check_offsets(folder / split.offsets_file, split.documents)
     tokenizer = folder / TOKENIZER_FILE
-    if not tokenizer.is_file() or _sha256(tokenizer)[:16] != index.tokenizer_fingerprint:
+    if not tokenizer.is_file() or file_sha256(tokenizer)[:16] != index.tokenizer_fingerprint:
         raise _damaged(
             tokenizer, "it is missing or not the tokenizer the data set was prepared with"
         )
     return index
 
 
-def verify_checksums(folder: str | Path, index: Index) -> None:
+def verify_checksums(
+    folder: str | Path, index: Index, read: Callable[[int], object] = lambda size: None
+) -> None:
     """Reads every file and raises ValueError, naming the file, if one changed since it was
-    written."""
+    written. Calls `read` with the size of each file that is done."""
     for split in (index.train, index.validation):
         files = {shard.file: shard.sha256 for shard in split.shards}
         for file, sha256 in (files | {split.offsets_file: split.offsets_sha256}).items():
-            if _sha256(Path(folder) / file) != sha256:
-                raise _damaged(Path(folder) / file, "its contents changed: the checksum differs")
+            path = Path(folder) / file
+            if not path.is_file():
+                raise _damaged(path, "it is missing")
+            if file_sha256(path) != sha256:
+                raise _damaged(path, "its contents changed: the checksum differs")
+            read(path.stat().st_size)
 
 
 def _check_size(path: Path, expected: int, what: str) -> None:
@@ -221,6 +245,7 @@ def _damaged(path: Path, problem: str) -> ValueError:
     )
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's contents in hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

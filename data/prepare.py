@@ -3,53 +3,49 @@
     python -m data.prepare data=files 'data.files=mytext/*.jsonl' tokenizer.vocab_size=8192
 
 Steps: find out whether it was prepared before; copy the text to a temporary spool; choose the
-validation documents; train or load the tokenizer; encode; write index.json; rename the folder.
+validation documents, find duplicates, train or load the tokenizer; encode; write index.json; rename
+the folder.
 
 The folder `<root>/<name>-<key>` is named after everything that determines its contents, so other
 settings or changed files give another folder. Everything is written under a temporary name in
 `root` and renamed when it is complete: a killed run leaves no data set. The same command continues
 it: the copied text, the tokenizer and all complete shards are kept. Several processes may ask for
 the same data set at once; one prepares it, the others wait.
+
+Many tasks, such as those of a SLURM array, share a preparation (data.parts says how):
+
+    python -m data.prepare ... shard=$SLURM_ARRAY_TASK_ID/64     # the array, twice
+    python -m data.prepare ... merge=true                        # then once
 """
 
-import gzip
 import hashlib
 import json
+import os
+import shutil
 import sys
-from functools import partial
 from pathlib import Path
 
 from conf.cli import hydra_main
 from data.config import DataConfig, PrepareSettings, TokenizerConfig
-from data.encode import unigram_entropy, write_split
+from data.encode import write_split
 from data.files import files_source
 from data.folder import LOCK_FILE, building, write_atomically
 from data.hub import hub_source
-from data.index import (
-    FORMAT_VERSION,
-    INDEX_FILE,
-    TOKENIZER_FILE,
-    Index,
-    ValidationIndex,
-    contents_fingerprint,
-    files_of,
-    read_index,
-    token_dtype,
-    verify_checksums,
-)
+from data.index import FORMAT_VERSION, INDEX_FILE, Index, files_of, read_index, verify_checksums
+from data.merge import EncodedPart, encoded_file, gzip_bytes, merge
+from data.plan import make_plan, part_folder
 from data.report import summary
-from data.sources import Source
-from data.split import Assignment, assign
-from data.spool import Spool, byte_bar, fill_spool
+from data.sources import WHOLE, Part, Source
+from data.spool import TEXT_FILE, byte_bar, fill_spool
 from data.stdlib import stdlib_source
 from data.tokenizer import Tokenizer
-from data.vocabulary import sample_blocks
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = True) -> Path:
     """Folder of the prepared data set, which is made first if there is none yet.
 
-    With `data.dir` that folder is checked and used as it is, with its own tokenizer.
+    With `data.dir` that folder is checked and used as it is, with its own tokenizer. With
+    `data.verify` every byte of the folder is checked.
     Raises ValueError on anything wrong with the settings, the source or a prepared folder.
     """
     if data.dir is not None:
@@ -60,90 +56,98 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = Tr
             raise ValueError(f"data.dir={data.dir}: {error}") from error
         _check_source(index, folder, data)
     else:
-        source = _source(data)
-        folder = Path(data.root) / f"{source.name}-{_key(source, data, tokenizer)}"
+        source = source_of(data)
+        folder = folder_of(source, data, tokenizer)
         if not folder.exists():
             with building(folder) as temporary:
                 if temporary is not None:
-                    for note in _build(temporary, source, data, tokenizer, progress).notes:
-                        print(f"note: {note}", file=sys.stderr)
-    _check_rows(read_index(folder), folder, data.seq_len)
+                    if not (temporary / INDEX_FILE).exists():
+                        fill_spool(part_folder(temporary, 0), source, WHOLE, data.seed, progress)
+                        make_plan(temporary, 1, source, data, tokenizer)
+                        encode_part(temporary, WHOLE, data, progress)
+                        merge(temporary, 1, source)
+                    tidy(temporary)
+    index = read_index(folder)
+    _check_rows(index, folder, data.seq_len)
+    if data.verify:
+        verify(folder, index, progress)
     return folder
 
 
-def _source(data: DataConfig) -> Source:
+def source_of(data: DataConfig) -> Source:
+    """What the settings name."""
     if data.files is not None:
         return files_source(data.patterns, data.text_column)
     return stdlib_source() if data.hub is None else hub_source(data)
 
 
-def _key(source: Source, data: DataConfig, tokenizer: TokenizerConfig) -> str:
+def folder_of(source: Source, data: DataConfig, tokenizer: TokenizerConfig) -> Path:
+    """Where the data set is, or will be."""
     settings = tokenizer.model_dump()
     if tokenizer.path is not None:
         settings = {"fingerprint": Tokenizer.load(tokenizer.path).fingerprint}
     parts = [FORMAT_VERSION, source.description, data.validation_bytes, data.seed, settings]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+    if data.drop_duplicates:
+        parts.append("drop_duplicates")
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+    return Path(data.root) / f"{source.name}-{key}"
 
 
-def _build(
-    folder: Path, source: Source, data: DataConfig, config: TokenizerConfig, progress: bool
-) -> Index:
-    spool = fill_spool(folder, source, data.seed, progress)
-    assignment = assign(spool.keys, spool.sizes, data.validation_bytes)
-    tokenizer = _tokenizer(folder / TOKENIZER_FILE, spool, assignment, config)
-    with byte_bar("encoding", int(spool.sizes.sum()), progress) as bar:
-        texts = partial(spool.texts, assignment)
-        train = write_split(folder, "train", texts(validation=False), tokenizer, bar)
-        held_out = write_split(folder, "validation", texts(validation=True), tokenizer, bar)
-    validation = ValidationIndex(
-        **held_out.model_dump(),
-        gzip_bytes=sum(len(gzip.compress(text.encode(), 9)) for text in texts(validation=True)),
-        unigram_nats_per_token=unigram_entropy(folder, held_out, tokenizer),
-    )
-    index = Index(
-        format_version=FORMAT_VERSION,
-        dtype=token_dtype(tokenizer.size).name,
-        vocab_size=tokenizer.size,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-        pad_id=tokenizer.pad_id,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        fingerprint=contents_fingerprint(tokenizer.fingerprint, train, validation),
-        source=source.description,
-        notes=assignment.notes,
-        rejected=spool.record.rejected,
-        longest=spool.record.longest,
+def encode_part(folder: Path, part: Part, data: DataConfig, progress: bool) -> EncodedPart:
+    """Writes the shards of a part, unless that was done before."""
+    path = encoded_file(folder, part.number)
+    if path.exists():
+        return EncodedPart.model_validate_json(path.read_bytes())
+    processes = data.processes or available_cores()
+    text = part_folder(folder, part.number) / TEXT_FILE
+    ending = "" if part.count == 1 else f"-{part.number:05d}"
+    with byte_bar("encoding", text.stat().st_size, progress) as bar:
+        train, train_cuts = write_split(
+            folder, part.number, f"train{ending}", "train", processes, bar
+        )
+        validation, validation_cuts = write_split(
+            folder, part.number, f"validation{ending}", "validation", processes, bar
+        )
+    encoded = EncodedPart(
         train=train,
         validation=validation,
+        validation_gzip_bytes=gzip_bytes(folder, part.number, "validation"),
+        unsafe_cuts=train_cuts + validation_cuts,
     )
-    write_atomically(folder / INDEX_FILE, index.model_dump_json(indent=2).encode())
+    write_atomically(path, encoded.model_dump_json().encode())
+    return encoded
+
+
+def tidy(folder: Path) -> None:
+    """Removes from a folder with an index all that is no part of the data set; tells its notes."""
+    index = read_index(folder)
     keep = files_of(index) | {LOCK_FILE}
     for entry in folder.iterdir():
-        if entry.name not in keep:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name not in keep:
             entry.unlink()
-    return index
+    for note in index.notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
-def _tokenizer(
-    path: Path, spool: Spool, assignment: Assignment, config: TokenizerConfig
-) -> Tokenizer:
-    """Trains or loads the tokenizer and saves it, unless that was done before."""
-    if path.exists():
-        return Tokenizer.load(path)
-    if config.path is not None:
-        tokenizer = Tokenizer.load(config.path)
-    else:
-        total = int(spool.sizes[~assignment.validation].sum())
-        texts = spool.texts(assignment, validation=False)
-        tokenizer = Tokenizer.train(sample_blocks(texts, total, config.sample_bytes), config)
-    write_atomically(path, tokenizer.model)
-    return tokenizer
+def verify(folder: Path, index: Index, progress: bool) -> None:
+    """Reads every byte of a data set. Raises ValueError, naming the file, if one changed."""
+    paths = [folder / name for name in files_of(index)]
+    total = sum(path.stat().st_size for path in paths if path.exists())
+    with byte_bar("checking", total, progress) as bar:
+        verify_checksums(folder, index, bar.update)
+
+
+def available_cores() -> int:
+    """Cores that this process may use; a SLURM task has a share of the machine's."""
+    return os.cpu_count() if sys.platform == "darwin" else len(os.sched_getaffinity(0))
 
 
 def _check_source(index: Index, folder: Path, data: DataConfig) -> None:
     if data.files is None and data.hub is None:
         return
-    given = json.loads(json.dumps(_source(data).description))
+    given = json.loads(json.dumps(source_of(data).description))
     if given != index.source:
         raise ValueError(
             f"data.dir={folder} was prepared from {index.source}, but the source given now is "
@@ -168,10 +172,17 @@ def _check_rows(index: Index, folder: Path, seq_len: int) -> None:
 @hydra_main("prepare", PrepareSettings)
 def main(settings: PrepareSettings) -> None:
     """The command: prepares the data set, or checks every byte of one that is there already."""
-    folder = prepare(settings.data, settings.tokenizer)
-    index = read_index(folder)
-    verify_checksums(folder, index)
-    print(summary(index, folder))
+    from data import parts
+
+    if settings.shard is not None:
+        part = parts.parse_part(settings.shard)
+        print(parts.prepare_part(part, settings.data, settings.tokenizer))
+        return
+    if settings.merge:
+        parts.merge_parts(settings.data, settings.tokenizer)
+    checked = settings.data.model_copy(update={"verify": True})
+    folder = prepare(checked, settings.tokenizer)
+    print(summary(read_index(folder), folder))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from data.index import Index
+from data.index import HISTOGRAM_FILE, Index
 
 
 def summary(index: Index, folder: Path) -> str:
@@ -25,12 +25,24 @@ def summary(index: Index, folder: Path) -> str:
     longest = ", ".join(f"{item.name} ({item.bytes:,} bytes)" for item in index.longest)
     lines.append(f"longest     {longest}")
     for reason, count in index.rejected.counts.items():
-        names = ", ".join(index.rejected.examples[reason][:5])
-        more = ", ..." if count > 5 else ""
-        lines.append(f"left out    {count} {reason}: {names}{more}")
+        names = _named(index.rejected.examples[reason], count)
+        lines.append(f"left out    {count} {reason}: {names}")
+    if index.duplicates is not None and index.duplicates.documents:
+        found = index.duplicates
+        what = "dropped" if found.dropped else "kept; data.drop_duplicates=true leaves them out"
+        lines.append(
+            f"duplicates  {found.documents:,} documents, {found.bytes:,} bytes, {what}: "
+            + _named(found.examples, found.documents)
+        )
     lines += [f"note        {note}" for note in index.notes]
+    if (folder / HISTOGRAM_FILE).exists():
+        lines.append(f"lengths     {folder / HISTOGRAM_FILE}")
     lines.append(f"written to  {folder} (fingerprint {index.fingerprint})")
     return "\n".join(lines)
+
+
+def _named(examples: list[str], count: int) -> str:
+    return ", ".join(examples[:5]) + (", ..." if count > 5 else "")
 
 
 def baselines(index: Index) -> tuple[float, float]:

@@ -1,16 +1,17 @@
-"""The text of a source on disk, while it is prepared.
+"""The text of a source, or of one part of it, on disk while it is prepared.
 
 A source is read once, perhaps over a network, but its text is needed three times: to choose the
 validation documents, to train the vocabulary, to encode. The spool is a temporary copy, as large as
-the text.
+the text. In memory a document takes 32 bytes while it is read: its size, its family and a hash of
+16 bytes of its text.
 """
 
 import hashlib
 import heapq
+import shutil
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,23 @@ from tqdm import tqdm
 
 from data.folder import save_array, sync, write_atomically
 from data.index import LongDocument, Rejected
-from data.sources import LeftOut, Source
-from data.split import Assignment, family_key
+from data.sources import LeftOut, Part, Source
+from data.split import family_key
 
-_LONGEST = 5
-_EXAMPLES = 100
-_TEXT, _SIZES, _KEYS, _RECORD = "spool", "spool-sizes.npy", "spool-keys.npy", "spool.json"
+LONGEST = 5
+"""How many of the longest documents are named."""
+
+EXAMPLES = 100
+"""How many documents that were left out are named for each reason."""
+
+TEXT_FILE = "spool"
+
+_SIZES, _KEYS, _HASHES = "spool-sizes.npy", "spool-keys.npy", "spool-hashes.npy"
+_NAMES, _RECORD = "spool-names", "spool.json"
 
 
 class SpoolRecord(BaseModel):
-    """What is known of the source besides sizes and families. It marks a complete spool."""
+    """What is known of the source besides sizes, families and hashes. It marks a complete spool."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,75 +45,82 @@ class SpoolRecord(BaseModel):
 
 
 class Spool:
-    """All documents of a source, in order.
+    """All documents of a part of a source, in order, joined in the file `TEXT_FILE`.
 
-    Attributes: `sizes` int64 [documents] bytes, `keys` uint64 [documents] family keys, `record`.
+    Attributes: `sizes` int64 [documents] bytes, `keys` uint64 [documents] family keys, `hashes`
+    uint64 [documents, 2] of the texts, `record`.
     """
 
     def __init__(self, folder: Path) -> None:
         """Opens the complete spool in `folder` (see `fill_spool`)."""
-        self._path = folder / _TEXT
-        self.sizes = np.load(folder / _SIZES)
-        self.keys = np.load(folder / _KEYS)
+        self._folder = folder
+        self.sizes = np.load(folder / _SIZES, mmap_mode="r")
+        self.keys = np.load(folder / _KEYS, mmap_mode="r")
+        self.hashes = np.load(folder / _HASHES, mmap_mode="r").reshape(-1, 2)
         self.record = SpoolRecord.model_validate_json((folder / _RECORD).read_bytes())
 
-    def texts(self, assignment: Assignment, validation: bool) -> Iterator[str]:
-        """Documents of one split, in order."""
-        cut_document, cut = assignment.cut or (-1, 0)
-        with self._path.open("rb") as file:
-            for number, size in enumerate(self.sizes.tolist()):
-                chosen = bool(assignment.validation[number])
-                if number != cut_document and chosen != validation:
-                    file.seek(size, 1)
-                    continue
-                data = file.read(size)
-                if number == cut_document:
-                    border = _line_start(data, cut)
-                    data = data[border:] if validation else data[:border]
-                if data:
-                    yield data.decode("utf-8")
+    def names(self, documents: set[int]) -> dict[int, str]:
+        """Names of these documents."""
+        found = {}
+        with (self._folder / _NAMES).open(encoding="utf-8", errors="surrogateescape") as file:
+            for number, line in enumerate(file):
+                if number in documents:
+                    found[number] = line[:-1]
+                if len(found) == len(documents):
+                    break
+        return found
 
 
-def fill_spool(folder: Path, source: Source, seed: int, progress: bool) -> Spool:
-    """Copies a source into `folder`, unless that was done before.
+def is_complete(folder: Path) -> bool:
+    """Whether `fill_spool` was done with this folder."""
+    return (folder / _RECORD).exists()
 
-    Raises ValueError if the source is faulty or has no text.
+
+def fill_spool(folder: Path, source: Source, part: Part, seed: int, progress: bool) -> Spool:
+    """Copies a part of a source into `folder`, unless that was done before.
+
+    Raises ValueError if the source is faulty.
     """
-    if (folder / _RECORD).exists():
+    if is_complete(folder):
         return Spool(folder)
-    sizes, keys = array("q"), array("Q")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    sizes, keys, hashes = array("q"), array("Q"), array("Q")
     counts: Counter[str] = Counter()
     examples: dict[str, list[str]] = {}
     longest: list[tuple[int, int, str]] = []
+    total = None if source.total_bytes is None else source.total_bytes // part.count
     with (
-        (folder / _TEXT).open("wb") as file,
-        byte_bar("reading", source.total_bytes, progress) as bar,
+        (folder / TEXT_FILE).open("wb") as file,
+        (folder / _NAMES).open("w", encoding="utf-8", errors="surrogateescape") as names,
+        byte_bar("reading", total, progress) as bar,
     ):
-        for item in source.documents():
+        for item in source.documents(part):
             if isinstance(item, LeftOut):
                 counts[item.reason] += 1
                 named = examples.setdefault(item.reason, [])
-                if len(named) < _EXAMPLES:
+                if len(named) < EXAMPLES:
                     named.append(item.name)
                 continue
-            data = item.text.encode("utf-8")
-            family = item.family or hashlib.sha256(data).hexdigest()
-            heapq.heappush(longest, (len(data), -len(sizes), item.name))
-            if len(longest) > _LONGEST:
+            size, digest = 0, hashlib.sha256()
+            for piece in item.pieces():
+                data = piece.encode("utf-8")
+                file.write(data)
+                digest.update(data)
+                size += len(data)
+                bar.update(len(data))
+            heapq.heappush(longest, (size, -len(sizes), item.name))
+            if len(longest) > LONGEST:
                 heapq.heappop(longest)
-            sizes.append(len(data))
-            keys.append(family_key(seed, family))
-            file.write(data)
-            bar.update(len(data))
+            sizes.append(size)
+            keys.append(family_key(seed, item.family or digest.hexdigest()))
+            hashes.frombytes(digest.digest()[:16])
+            names.write(" ".join(item.name.splitlines()) + "\n")
         sync(file)
-    if not sizes:
-        found = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        raise ValueError(
-            f"{source.title} holds no text ({found or 'no documents'}). "
-            "Give a source with text in data.files or data.hub."
-        )
+        names.flush()
     save_array(folder / _SIZES, np.frombuffer(sizes, dtype=np.int64))
     save_array(folder / _KEYS, np.frombuffer(keys, dtype=np.uint64))
+    save_array(folder / _HASHES, np.frombuffer(hashes, dtype=np.uint64))
     record = SpoolRecord(
         rejected=Rejected(counts=dict(counts), examples=examples),
         longest=[
@@ -128,13 +143,3 @@ def byte_bar(label: str, total: int | None, progress: bool) -> tqdm:
         disable=not progress,
         leave=False,
     )
-
-
-def _line_start(data: bytes, cut: int) -> int:
-    """The first start of a line, or else of a character, in the half of `data` from `cut` on."""
-    newline = data.find(b"\n", cut, (cut + len(data)) // 2)
-    if newline >= 0:
-        return newline + 1
-    while cut < len(data) and data[cut] & 0xC0 == 0x80:
-        cut += 1
-    return cut

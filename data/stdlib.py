@@ -11,12 +11,23 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sources import Document, LeftOut, Source, decoded, describe_files, document
+from data.sources import (
+    WHOLE,
+    Document,
+    LeftOut,
+    Part,
+    Source,
+    decoded,
+    describe_files,
+    document,
+    files_of_part,
+)
 
 _SKIPPED_FOLDERS = {
     *("test", "tests", "idle_test", "encodings"),
     *("site-packages", "dist-packages", "__pycache__"),
 }
+_TITLE = "The standard library"
 _BUILD_RECORD = "_sysconfigdata"
 
 
@@ -28,8 +39,9 @@ def stdlib_source() -> Source:
     files = describe_files(paths, names)
     description = {"kind": "stdlib", "python": platform.python_version(), **files}
 
-    def documents() -> Iterator[Document | LeftOut]:
-        for path, name in zip(paths, names, strict=True):
+    def documents(part: Part = WHOLE) -> Iterator[Document | LeftOut]:
+        chosen = files_of_part([path.stat().st_size for path in paths], part, _TITLE)
+        for path, name in zip(paths[chosen], names[chosen], strict=True):
             try:
                 text = decoded(path.read_bytes())
             except UnicodeDecodeError:
@@ -37,7 +49,7 @@ def stdlib_source() -> Source:
                 continue
             yield document(name, text)
 
-    return Source("stdlib", "The standard library", description, files["bytes"], documents)
+    return Source("stdlib", _TITLE, description, files["bytes"], documents)
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import sentencepiece
 
 from data.config import TokenizerConfig
@@ -103,16 +104,21 @@ class Tokenizer:
         Raises ValueError if `text` holds lone surrogates, which are not Unicode text.
         """
         check_unicode(text)
-        return [id for part in self.encode_parts(self.parts(text, limit)) for id in part]
+        encoded = self.encode_parts(self.parts(text, limit))
+        return [id for part in encoded for id in part.tolist()]
 
-    def encode_parts(self, parts: list[str], threads: int = 1) -> list[list[int]]:
-        """Token ids of each string made by `parts`."""
-        return self._processor.encode(parts, out_type=int, num_threads=threads)
+    def encode_parts(self, parts: list[str]) -> list[np.ndarray]:
+        """Token ids of each string made by `parts`, int32."""
+        return self._processor.encode(parts, return_type="numpy", num_threads=1)
+
+    def may_cut(self, before: str, after: str) -> bool:
+        """Whether a text may be cut between these two characters (see `encode`)."""
+        return self._escaped(before)[-1] + self._escaped(after)[0] not in self._pairs
 
     def parts(self, text: str, limit: int = PART_CHARACTERS) -> list[str]:
         """The escaped text, cut as `encode` describes. Joined they are the whole escaped text."""
         assert limit >= 1, limit
-        text = self._swapped(text.replace(ESCAPE, ESCAPE + "b").replace(MARKER, ESCAPE + "a"))
+        text = self._escaped(text)
         parts = []
         begin = 0
         while len(text) - begin > limit:
@@ -149,7 +155,12 @@ class Tokenizer:
             )
         return self._bytes[id]
 
+    def _escaped(self, text: str) -> str:
+        return self._swapped(text.replace(ESCAPE, ESCAPE + "b").replace(MARKER, ESCAPE + "a"))
+
     def _swapped(self, text: str) -> str:
+        if self._swaps_tabs and TAB not in text:
+            return text.replace("\t", TAB)  # ten times as fast as translate
         if self._swaps_tabs and ("\t" in text or TAB in text):
             return text.translate(SWAP_TABS)
         return text

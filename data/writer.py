@@ -7,6 +7,7 @@ added again, and the part of it that is on disk already is not written twice.
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from data.folder import save_array, sync, write_atomically
-from data.index import Shard, Split, SplitIndex, token_dtype
+from data.index import Shard, SplitIndex, file_sha256, token_dtype
 
 
 class _Progress(BaseModel):
@@ -33,9 +34,10 @@ class SplitWriter:
     the same split is continued; then `close` once.
     """
 
-    def __init__(self, folder: Path, split: Split, vocab_size: int, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, stem: str, vocab_size: int, shard_tokens: int) -> None:
+        """stem: what the names of all files begin with, such as "train"."""
         self._folder = folder
-        self._split = split
+        self._stem = stem
         self._vocab_size = vocab_size
         self._dtype = token_dtype(vocab_size)
         self._shard_tokens = shard_tokens
@@ -43,6 +45,7 @@ class SplitWriter:
         self._starts = array("q")
         self._tokens = 0
         self._on_disk = 0
+        self._finished = 0
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
         self._room = 0
@@ -59,22 +62,28 @@ class SplitWriter:
 
         Raises ValueError on an id outside the vocabulary.
         """
-        wide = np.asarray(ids, dtype=np.int64)
-        if len(wide) and not 0 <= wide.min() <= wide.max() < self._vocab_size:
+        self.extend(np.asarray(ids, dtype=np.int64), [0] if starts_document else [])
+
+    def extend(self, ids: np.ndarray, starts: Sequence[int] | np.ndarray) -> None:
+        """Appends tokens of several documents, of which the first and last may be in part.
+
+        ids: integers.  starts: positions in `ids` where documents start, ascending.
+        Raises ValueError on an id outside the vocabulary.
+        """
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
             raise ValueError(
-                f"Token ids from {wide.min()} to {wide.max()} are outside the vocabulary of "
+                f"Token ids from {ids.min()} to {ids.max()} are outside the vocabulary of "
                 f"{self._vocab_size} ids."
             )
-        if starts_document:
-            self._starts.append(self._tokens)
-        rest = wide[max(0, self._on_disk - self._tokens) :].astype(self._dtype)
-        self._tokens += len(wide)
+        self._starts.extend(self._tokens + int(start) for start in starts)
+        rest = ids[max(0, self._on_disk - self._tokens) :].astype(self._dtype)
+        self._tokens += len(ids)
         while len(rest):
             if self._file is None:
                 self._open_shard()
             part, rest = rest[: self._room], rest[self._room :]
-            self._file.write(part.tobytes())
-            self._hash.update(part.tobytes())
+            self._file.write(part.data)
+            self._hash.update(part.data)
             self._room -= len(part)
             if self._room == 0:
                 self._finish_shard()
@@ -86,7 +95,7 @@ class SplitWriter:
         """
         if self._file is not None:
             self._finish_shard()
-        path = self._folder / f"{self._split}-documents.npy"
+        path = self._folder / f"{self._stem}-documents.npy"
         save_array(path, np.frombuffer(self._starts, dtype=np.int64))
         return SplitIndex(
             tokens=self._tokens,
@@ -94,7 +103,7 @@ class SplitWriter:
             bytes=text_bytes,
             shards=self._shards,
             offsets_file=path.name,
-            offsets_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            offsets_sha256=file_sha256(path),
         )
 
     def _open_shard(self) -> None:
@@ -108,9 +117,10 @@ class SplitWriter:
         self._file = None
         path = self._path("bin")
         tokens = self._shard_tokens - self._room
-        recorded = np.array(self._starts[self._recorded :], dtype=np.int64)
-        save_array(self._path("starts"), recorded)
-        self._recorded = len(self._starts)
+        self._finished += tokens
+        end = bisect_left(self._starts, self._finished, lo=self._recorded)
+        save_array(self._path("starts"), np.array(self._starts[self._recorded : end], np.int64))
+        self._recorded = end
         self._shards.append(Shard(file=path.name, tokens=tokens, sha256=self._hash.hexdigest()))
         progress = _Progress(shards=self._shards)
         write_atomically(self._progress, progress.model_dump_json().encode())
@@ -123,13 +133,14 @@ class SplitWriter:
             self._starts.extend(np.load(self._path("starts")).tolist())
             self._shards.append(shard)
             self._on_disk += shard.tokens
+        self._finished = self._on_disk
         self._recorded = len(self._starts)
         self._tokens = self._starts.pop()
 
     @property
     def _progress(self) -> Path:
-        return self._folder / f"{self._split}-progress.json"
+        return self._folder / f"{self._stem}-progress.json"
 
     def _path(self, suffix: str) -> Path:
         """A file of the shard that comes next."""
-        return self._folder / f"{self._split}-{len(self._shards):05d}.{suffix}"
+        return self._folder / f"{self._stem}-{len(self._shards):05d}.{suffix}"

@@ -177,6 +177,20 @@ def test_a_prepared_folder_that_is_none_is_named_with_its_setting(command, tmp_p
     assert err.startswith(f"error: data.dir={tmp_path}: {tmp_path} is not a prepared data set")
 
 
+def test_a_flipped_bit_in_the_data_is_named_before_training_starts(command, trained, tmp_path):
+    """`trained` sees to it that there is a data set."""
+    run = trained("kept")
+    folder = shutil.copytree(json.loads((run / "data.json").read_text())["folder"], tmp_path / "d")
+    contents = bytearray((folder / "train-00000.bin").read_bytes())
+    contents[-3] ^= 1
+    (folder / "train-00000.bin").write_bytes(contents)
+    given = ["run.name=new", "data.files=null", f"data.dir={folder}", "data.verify=true"]
+    code, _, err = command(train_command.main, *given)
+    assert code == 1
+    assert err.startswith(f"error: {folder}/train-00000.bin: its contents changed")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_sweep_trains_each_job_as_a_run_of_its_own(command, tmp_path):
     short = ["trainer.tokens=256", f"hydra.sweep.dir={tmp_path}/sweep"]
     jobs = ["run.name=lr-${optimizer.lr}", "optimizer.lr=0.001,0.02"]

@@ -24,6 +24,13 @@ from data.writer import SplitWriter
 CONF = Path(__file__).parents[2] / "conf"
 
 
+@pytest.fixture(autouse=True)
+def histogram(request, monkeypatch) -> None:
+    """Drawing takes longer than all else about a small data set: only where it is looked at."""
+    if "drawn" not in request.keywords:
+        monkeypatch.setattr("data.merge.draw_lengths", lambda folder, index, path: path.touch())
+
+
 @pytest.fixture
 def data_config(tmp_path: Path) -> Callable[..., DataConfig]:
     """Defaults of conf/data/stdlib.yaml, written under tmp_path, with changes."""

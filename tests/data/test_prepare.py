@@ -149,7 +149,7 @@ def test_small_shards_and_parts_give_the_same_stream(settings, monkeypatch):
     expected = {split: stream_of(folder, split) for split in ("train", "validation")}
     shutil.rmtree(folder)
     monkeypatch.setattr("data.encode.SHARD_TOKENS", 1000)
-    monkeypatch.setattr("data.encode.BATCH_CHARACTERS", 700)
+    monkeypatch.setattr("data.encode.TASK_BYTES", 700)
     assert make(settings()) == folder
     assert len(read_index(folder).train.shards) > 5
     for split, (ids, starts) in expected.items():
@@ -379,3 +379,57 @@ def test_the_standard_library_prepares_in_seconds(data_config, tokenizer_config)
     assert index.validation.bytes >= 400_000
     assert index.train.bytes > 8_000_000
     assert 2.5 < index.train.bytes / index.train.tokens < 4.5
+
+
+# --- data.verify
+
+
+DAMAGE = {
+    "flipped": (lambda path: flip(path), r"train-00000\.bin: its contents changed"),
+    "truncated": (lambda path: os.truncate(path, 100), r"train-00000\.bin: it has 100 bytes"),
+    "missing": (lambda path: path.unlink(), r"train-00000\.bin: it is missing"),
+    "index": (lambda path: (path.parent / "index.json").unlink(), r"it has no index\.json"),
+}
+
+
+def flip(path):
+    contents = bytearray(path.read_bytes())
+    contents[1000] ^= 4
+    path.write_bytes(contents)
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_with_verify_every_damage_is_named_before_the_data_is_used(settings, damage, message):
+    folder = make(settings())
+    given = settings(files=None, dir=str(folder), verify=True)
+    assert make(given) == folder
+    damage(folder / "train-00000.bin")
+    with pytest.raises(ValueError, match=message) as error:
+        make(given)
+    assert str(folder) in str(error.value)
+
+
+def test_a_death_of_an_encoding_process_keeps_what_is_complete(settings, monkeypatch):
+    monkeypatch.setattr("data.encode.TASK_BYTES", 2000)
+    monkeypatch.setattr("data.encode.SHARD_TOKENS", 5000)
+    arguments = settings(processes=2)
+    expected = read_index(folder := make(arguments))
+    shutil.rmtree(folder)
+    killed = []
+
+    def give(process, pipe, task):
+        if len(killed) == 0 and task.first >= 20:
+            killed.append(process.kill())
+        pipe.send(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data.pool._give", give)
+        with pytest.raises(ChildProcessError, match="was killed by SIGKILL"):
+            make(arguments)
+    (partial,) = folder.parent.iterdir()
+    stamps = {path.name: path.stat().st_mtime_ns for path in partial.glob("train-*.starts")}
+    assert len(stamps) >= 2
+    assert make(arguments) == folder
+    assert read_index(folder) == expected
+    first = folder / "train-00000.bin"
+    assert first.stat().st_mtime_ns <= min(stamps.values())

@@ -134,6 +134,22 @@ def test_a_file_of_nothing_but_a_byte_order_mark_is_empty(tmp_path):
     assert left_out(source) == [LeftOut("a.txt", "empty"), LeftOut("b.jsonl", "no records")]
 
 
+@pytest.mark.parametrize("size", [1, 3, 5, 64])
+def test_a_long_text_file_is_read_in_pieces(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("data.files._PIECE", size)
+    text = "\ufeff" + "aé日😀\r\n" * 3 + "\ufeff"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "b.txt").write_bytes(b"ok" * 9 + b"\xe6\x97")
+    items = files_source([f"{tmp_path}/a.txt"], "text").documents()
+    pieces = list(next(items).pieces())
+    assert list(items) == []
+    assert "".join(pieces) == text[1:]
+    assert (len(pieces) > 1) == (size < 64)
+    damaged = files_source([f"{tmp_path}/b.txt"], "text")
+    with pytest.raises(ValueError, match=r"b\.txt \(byte 18\)"):
+        [list(item.pieces()) for item in damaged.documents()]
+
+
 def test_the_byte_named_in_an_error_counts_the_mark(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfab\xff")
     with pytest.raises(ValueError, match=r"a\.txt \(byte 5\)"):

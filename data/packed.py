@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.index import Split, read_index
+from data.index import Index, Split, read_index
 
 IGNORED = -100
 """Label of positions that are not predicted, as in torch.nn.functional.cross_entropy."""
@@ -25,17 +25,20 @@ IGNORED = -100
 class PackedSplit:
     """Rows of `seq_len` tokens of one split: a map-style data set.
 
+    index: of the folder, where it was read and checked before; None: it is read.
     len: ceil((tokens - 1) / seq_len). Files are opened on first use in each process.
     Raises ValueError if the folder is damaged or holds no row (fewer than two tokens).
     """
 
-    def __init__(self, folder: str | Path, split: Split, seq_len: int) -> None:
+    def __init__(
+        self, folder: str | Path, split: Split, seq_len: int, index: Index | None = None
+    ) -> None:
         self.folder = Path(folder)
         self.seq_len = seq_len
-        self.index = read_index(folder)
+        self.index = index or read_index(folder)
         self._split = self.index.split(split)
         self._ends = np.cumsum([shard.tokens for shard in self._split.shards], dtype=np.int64)
-        self._shards: list[np.ndarray] | None = None
+        self._shards: dict[int, np.ndarray] = {}
         self._starts: np.ndarray | None = None
         if self._split.tokens < 2:
             raise ValueError(
@@ -82,8 +85,20 @@ class PackedSplit:
             "segments": torch.zeros(self.seq_len, dtype=torch.int64),
         }
 
+    @property
+    def stream_tokens(self) -> int:
+        """Length of the stream."""
+        return self._split.tokens
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each document starts in the stream: int64, memory-mapped."""
+        if self._starts is None:
+            self._starts = np.load(self.folder / self._split.offsets_file, mmap_mode="r")
+        return self._starts
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shards": None, "_starts": None}
+        return self.__dict__ | {"_shards": {}, "_starts": None}
 
     def _span(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
@@ -93,25 +108,26 @@ class PackedSplit:
 
     def _read(self, begin: int, end: int) -> np.ndarray:
         """Tokens [begin, end) of the stream as int64."""
-        if self._shards is None:
-            dtype = np.dtype(self.index.dtype).newbyteorder("<")
-            self._shards = [
-                np.memmap(self.folder / shard.file, dtype, mode="r") for shard in self._split.shards
-            ]
         parts = []
         for number in range(
-            int(np.searchsorted(self._ends, begin, side="right")), len(self._shards)
+            int(np.searchsorted(self._ends, begin, side="right")), len(self._split.shards)
         ):
             first = int(self._ends[number]) - self._split.shards[number].tokens
             if first >= end:
                 break
-            part = self._shards[number][max(begin - first, 0) : end - first]
+            part = self._shard(number)[max(begin - first, 0) : end - first]
             parts.append(part.astype(np.int64))
         return np.concatenate(parts)
 
+    def _shard(self, number: int) -> np.ndarray:
+        """Opened when it is first read: a large data set has thousands of them."""
+        if number not in self._shards:
+            dtype = np.dtype(self.index.dtype).newbyteorder("<")
+            file = self.folder / self._split.shards[number].file
+            self._shards[number] = np.memmap(file, dtype, mode="r")
+        return self._shards[number]
+
     def _document_starts(self, begin: int, end: int) -> np.ndarray:
         """Starts of documents at positions [begin, end) of the stream, int64."""
-        if self._starts is None:
-            self._starts = np.load(self.folder / self._split.offsets_file, mmap_mode="r")
-        low, high = np.searchsorted(self._starts, [begin, end])
-        return np.asarray(self._starts[low:high])
+        low, high = np.searchsorted(self.starts, [begin, end])
+        return np.asarray(self.starts[low:high])

@@ -65,7 +65,9 @@ class LengthConfig(Settings):
     @model_validator(mode="after")
     def _buckets(self) -> Self:
         if any(low >= high for low, high in pairwise(self.bounds)):
-            raise ValueError(f"bounds={self.bounds} do not increase; give each once, smallest first")
+            raise ValueError(
+                f"bounds={self.bounds} do not increase; give each once, smallest first"
+            )
         if len(self.weights) != len(self.bounds) + 1:
             raise ValueError(
                 f"{len(self.bounds)} bounds make {len(self.bounds) + 1} buckets, but weights="

@@ -64,8 +64,6 @@ def names(bounds: Sequence[int]) -> Iterator[str]:
     yield f"{bounds[-1]:,} and more"
 
 
-
-
 def _counts_before(codes: np.ndarray, buckets: int) -> np.ndarray:
     """int64 [buckets, blocks + 1]: windows of each bucket before each block, and in all."""
     blocks = -(-len(codes) // BLOCK)

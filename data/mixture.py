@@ -5,11 +5,12 @@ source has its share of every such round: sample s is slot s mod W of round s //
 directions, from a sample to its place in a source and from a number of samples to what each source
 gave, are a division and a look-up, for any s and without rounding.
 
-Within a round, the j-th sample of a source with share w may not come before slot floor((j - 1) W / w)
-and must not come after slot ceil(j W / w) - 1; of those that may come, the one that must come first
-does. A schedule that keeps all these bounds exists, and earliest deadline first finds it (Steiner
-and Yeomans, "Level schedules for mixed-model, just-in-time processes", 1993). After n samples every
-source has therefore given less than one sample more or less than n w / W.
+Within a round, the j-th sample of a source with share w may not come before slot
+floor((j - 1) W / w) and must not come after slot ceil(j W / w) - 1; of those that may come, the one
+that must come first does. A schedule that keeps all these bounds exists, and earliest deadline
+first finds it (Steiner and Yeomans, "Level schedules for mixed-model, just-in-time processes",
+1993). After n samples every source has therefore given less than one sample more or less than
+n w / W.
 """
 
 import heapq
@@ -32,7 +33,8 @@ class Interleave:
 
     def __init__(self, shares: Sequence[int]) -> None:
         self.shares = tuple(shares)
-        assert min(shares) >= 0 and 0 < sum(shares) <= MOST_SLOTS, shares
+        assert min(shares) >= 0, shares
+        assert 0 < sum(shares) <= MOST_SLOTS, shares
         self._slots = _schedule(shares)
         # How many of a slot's source came before it in the round.
         self._before = np.empty_like(self._slots)

@@ -23,13 +23,12 @@ import numpy as np
 ROUNDS = 8
 
 
-def window(
-    sample: np.ndarray, size: int, seed: int, *names: str
-) -> tuple[np.ndarray, np.ndarray]:
+def window(sample: np.ndarray, size: int, seed: int, *names: str) -> tuple[np.ndarray, np.ndarray]:
     """Epoch and window index of each sample number.
 
     sample: int64, any shape, >= 0.  size: number of windows.  names: tell orders with one seed
-    apart.  Returns two int64 arrays of its shape. Raises ValueError if a sample number is negative or there is no window.
+    apart.  Returns two int64 arrays of its shape. Raises ValueError if a sample number is negative
+    or there is no window.
     """
     sample = np.asarray(sample, dtype=np.int64)
     if size < 1 or (sample < 0).any():
@@ -43,7 +42,7 @@ def window(
 
 
 def permutation(index: np.ndarray, size: int, key: tuple[int | str, ...]) -> np.ndarray:
-    """Image of each index under the permutation of [0, size) that `key`, such as (seed, epoch), picks.
+    """Image of each index under a permutation of [0, size); `key`, as (seed, epoch), picks it.
 
     index: int64, any shape, in [0, size).  Returns int64 of its shape.
     Raises ValueError if an index is outside.

@@ -5,10 +5,11 @@ Here both are put together for a run that may change the length of rows, their n
 of the sources from one stage to the next. The only state is the number of steps done.
 
 A source is cut into blocks as long as the longest row of the run, so that stages with other lengths
-cut the same blocks into more rows. A bucket (see `data.lengths`) of a source is a set of its blocks.
-Every bucket counts its own blocks through the whole run: block position p lies in epoch p // N and
-is block permutation(p % N) of that epoch. A stage takes the positions that follow those of the
-stage before it, so no token is read twice before all of its bucket were read, in whichever stage.
+cut the same blocks into more rows. A bucket (see `data.lengths`) of a source is a set of its
+blocks. Every bucket counts its own blocks through the whole run: block position p lies in epoch
+p // N and is block permutation(p % N) of that epoch. A stage takes the positions that follow those
+of the stage before it, so no token is read twice before all of its bucket were read, in whichever
+stage.
 
 Where rows are as long as blocks, that is all. Where q rows make a block, the rows of all the blocks
 that the stage takes from one epoch are shuffled once more, by a permutation of their own; a block

@@ -127,6 +127,20 @@ class TrainRows:
             for i in range(len(places.sample))
         ]
 
+    def epochs(self, steps: int) -> dict[str, float]:
+        """Columns of metrics: how often each source was read in the first `steps` steps."""
+        columns = {}
+        sources = zip(self.names, self.reading.sources, self.reading.amounts(steps), strict=True)
+        for name, source, amounts in sources:
+            blocks = sum(a.epochs * n for a, n in zip(amounts, source.blocks, strict=True))
+            columns[f"epochs_{name}" if name else "epochs"] = blocks / sum(source.blocks)
+        return columns
+
+    def tokens_in(self, name: str, bucket: int) -> int:
+        """Tokens of the blocks of a bucket."""
+        source = self.reading.sources[self.names.index(name)]
+        return source.blocks[bucket] * self.reading.longest
+
     def _split(self, places: Places, i: int) -> PackedSplit:
         length = self.reading.stages[places.stage].seq_len
         return self.splits[self.names[places.source[i]], length]

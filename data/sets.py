@@ -1,11 +1,12 @@
 """The prepared data sets that a run reads: one, or the sources of a mixture."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from data.config import DataConfig, TokenizerConfig
+from data.config import DataConfig, TokenizerConfig, check_weights
 from data.index import TOKENIZER_FILE, Index, read_index
 
 
@@ -55,6 +56,39 @@ def weights_of(data: DataConfig, sets: Sets) -> dict[str, float | Fraction]:
     if None not in given.values():
         return given
     return {name: Fraction(prepared.index.train.tokens) for name, prepared in sets.items()}
+
+
+def validation_sets(data: DataConfig, sets: Sets) -> list[tuple[str, float, float]]:
+    """(name, weight, bytes of text per target) of the held-out text of every source."""
+    weights = weights_of(data, sets)
+    held_out = {name: prepared.index.validation for name, prepared in sets.items()}
+    return [
+        (name, float(weights[name]), split.bytes / (split.tokens - split.documents))
+        for name, split in held_out.items()
+    ]
+
+
+def check_stage_weights(stages: Sequence[Mapping[str, float] | None], data: DataConfig) -> None:
+    """Checks the weights that stages give to the sources of these settings.
+
+    Raises:
+        ValueError: there are no sources, one of that name is missing, or all weights are 0.
+    """
+    for number, weights in enumerate(stages):
+        if weights is None:
+            continue
+        name = f"trainer.stages.{number}.weights"
+        if data.sources is None:
+            raise ValueError(f"{name}={weights}: there are no data.sources to weigh; leave it out")
+        for source in weights:
+            if source not in data.sources:
+                close = difflib.get_close_matches(source, data.sources, n=1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise ValueError(
+                    f"{name}: there is no source {source!r}{hint}; data.sources has: "
+                    + ", ".join(data.sources)
+                )
+        check_weights(name, list(weights.values()))
 
 
 def first(sets: Sets) -> Prepared:

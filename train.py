@@ -47,11 +47,14 @@ def main(settings: TrainSettings) -> None:
 
     from data.binding import bind
     from data.epochs import epoch_table, repeats
-    from data.sets import prepared_sets
+    from data.module import PackedDataModule
+    from data.rows import row_stages
+    from data.sets import prepared_sets, weights_of
     from model.training.budget import planned
     from model.training.checkpoints import latest, resumable, step_of
     from model.training.kernel_check import check_kernels
     from model.training.schedules import check_schedule
+    from model.training.stage_table import stage_table
     from model.training.stages import stages_of, total_steps
 
     sets = prepared_sets(settings.data, settings.tokenizer)
@@ -64,7 +67,13 @@ def main(settings: TrainSettings) -> None:
     if plan.tokens < trainer.tokens:
         check_schedule(settings.schedule, plan.tokens, trainer.minutes)
     stages = stages_of(trainer, seq_len, plan.tokens)
-    data = data_module(settings, sets, stages)
+    # Opened before the run's folder: text that is too short, or a weight too small, leaves none.
+    weights = weights_of(settings.data, sets)
+    data = PackedDataModule(
+        sets, settings.data, weights, row_stages(stages), val_rows=trainer.validation_rows
+    )
+    if len(stages) > 1:
+        rich_print(stage_table(stages))
     rich_print(epoch_table(data.train, sets, total_steps(stages)))
     for line in repeats(data.train, total_steps(stages)):
         print(line, file=sys.stderr)
@@ -169,33 +178,6 @@ def build_model(settings: TrainSettings, sets: "Sets", begun: bool) -> "Language
         load_weights(model, source)
     rich_print(layer_table(model, settings.data.seq_len))
     return model
-
-
-def data_module(
-    settings: TrainSettings, sets: "Sets", stages: "Sequence[Stage]"
-) -> "PackedDataModule":
-    """The rows that the run reads in these stages.
-
-    Raises:
-        ValueError: the text is too short, or a weight too small.
-    """
-    from data.module import PackedDataModule
-    from data.rows import RowStage
-    from data.sets import weights_of
-
-    return PackedDataModule(
-        sets,
-        settings.data,
-        weights_of(settings.data, sets),
-        [
-            # One stage has no end of its own: a run's length may not change its order.
-            RowStage(
-                stage.steps if len(stages) > 1 else None, stage.rows, stage.seq_len, stage.weights
-            )
-            for stage in stages
-        ],
-        val_rows=settings.trainer.validation_rows,
-    )
 
 
 def train(

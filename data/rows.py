@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,28 @@ class RowStage:
     rows: int
     seq_len: int
     weights: Mapping[str, float] | None = None
+
+
+class Stage(Protocol):
+    """What is read of a stage of a run (`model.training.stages`)."""
+
+    steps: int
+    seq_len: int
+    weights: Mapping[str, float] | None
+
+    @property
+    def rows(self) -> int: ...
+
+
+def row_stages(stages: Sequence[Stage]) -> list[RowStage]:
+    """The stages of a run as `TrainRows` takes them.
+
+    One stage alone gets no end, so that its order cannot depend on the length of the run.
+    """
+    return [
+        RowStage(stage.steps if len(stages) > 1 else None, stage.rows, stage.seq_len, stage.weights)
+        for stage in stages
+    ]
 
 
 class Row(NamedTuple):

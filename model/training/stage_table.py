@@ -7,12 +7,8 @@ from rich.table import Table
 from model.training.stages import Stage
 
 
-def stage_table(stages: Sequence[Stage], run_base: str) -> Table:
-    """One row per stage.
-
-    Args:
-        run_base: what the rotary base is where a stage gives none.
-    """
+def stage_table(stages: Sequence[Stage]) -> Table:
+    """One row per stage."""
     table = Table(title="stages", title_justify="left")
     for name in ("#", "steps", "until tokens", "row", "batch", "rows at once", "rope base"):
         table.add_column(name, justify="right")
@@ -21,7 +17,7 @@ def stage_table(stages: Sequence[Stage], run_base: str) -> Table:
         table.add_column("weights")
     for number, stage in enumerate(stages):
         rows = stage.micro_batch_rows or stage.rows
-        base = run_base if stage.rope_base is None else f"{stage.rope_base:,.0f}"
+        base = "of model.mixers" if stage.rope_base is None else f"{stage.rope_base:,.0f}"
         cells = [
             str(number),
             f"{stage.steps:,}",

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel
 
 from conf.cli import CONF, rewrite_overrides
-from conf.schema import EvalSettings, GenerateSettings, TrainSettings
+from conf.schema import EvalSettings, GenerateSettings, InspectSettings, TrainSettings
 from data.config import PrepareSettings
 from model.network import LanguageModel
 from model.training.optimizers import build_optimizer
@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": GenerateSettings,
     "eval": EvalSettings,
     "prepare": PrepareSettings,
+    "inspect": InspectSettings,
 }
 
 

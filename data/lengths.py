@@ -16,13 +16,14 @@ from itertools import pairwise
 import numpy as np
 
 BLOCK = 4096
-_CHUNK = 1 << 18  # windows whose documents are looked up at a time
+_CHUNK = 1 << 18  # documents that are looked at at a time
 
 
 class LengthBuckets:
     """Which windows of a stream lie in which bucket of document lengths.
 
-    starts: int64 [documents], where each document starts in the stream; may be memory-mapped.
+    starts: int64 [documents], where each document starts in the stream; may be memory-mapped. It is
+    not kept.
     tokens: length of the stream.  length: tokens of a window.  windows: how many there are.
     bounds: increasing.
     """
@@ -32,15 +33,20 @@ class LengthBuckets:
     ) -> None:
         self._codes = np.empty(windows, dtype=np.uint8)
         edges = np.asarray(bounds, dtype=np.int64)
-        for first in range(0, windows, _CHUNK):
-            some = np.arange(first, min(first + _CHUNK, windows), dtype=np.int64)
+        done = 0
+        for document in range(0, len(starts), _CHUNK):
+            # A copy: the documents are read once, in order.
+            own = np.array(starts[document : document + _CHUNK + 1])
+            if document + _CHUNK >= len(starts):
+                own = np.append(own, tokens)
+            # The windows whose middle token is in these documents.
+            until = windows if own[-1] == tokens else -(-(int(own[-1]) - length // 2) // length)
+            some = np.arange(done, min(max(until, done), windows), dtype=np.int64)
             middle = np.minimum(some * length + length // 2, tokens - 1)
-            document = np.searchsorted(starts, middle, side="right") - 1
-            # Only the slice of `starts` that these windows touch is read.
-            low, high = int(document[0]), int(document[-1]) + 2
-            own = np.append(starts[low:high], tokens) if high > len(starts) else starts[low:high]
-            sizes = np.diff(own)[document - low]
-            self._codes[first : first + len(some)] = np.searchsorted(edges, sizes, side="right")
+            sizes = np.diff(own)[np.searchsorted(own, middle, side="right") - 1]
+            self._codes[done : done + len(some)] = np.searchsorted(edges, sizes, side="right")
+            done += len(some)
+        assert done == windows
         self._before = _counts_before(self._codes, len(edges) + 1)
 
     @property

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from data.config import DataConfig
 from data.order import batch_samples
 from data.packed import PackedSplit
-from data.rows import Batch, RowStage, TrainRows, stack
+from data.rows import Batch, RowStage, TrainRows
 from data.sets import Sets
 
 
@@ -152,7 +152,9 @@ class ValidationBatches(Dataset):
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world + self.rank) * self.batch_rows
         samples = [i if i < len(self.rows) else -1 for i in range(first, first + self.batch_rows)]
-        return stack([self.rows.empty_row() if i < 0 else self.rows[i] for i in samples], samples)
+        rows = [self.rows.empty_row() if i < 0 else self.rows[i] for i in samples]
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        return batch | {"samples": torch.tensor(samples)}
 
 
 def _own_generator() -> torch.Generator:

@@ -4,7 +4,8 @@
     2. find the data set, or prepare it
     3. build the model and print its layer table; on a GPU, check its kernels
     4. plan the run's length; measure the machine if `trainer.minutes` limits it
-    5. open the run's folder: a new run, or the same command again continues it
+    5. say what will be read and how often; open the run's folder: a new run, or the same command
+       again continues it
     6. train
     7. validate on the whole held-out text; write a sample, plots and the summary
 
@@ -15,51 +16,22 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from conf.cli import hydra_main, override
+from conf.continuing import FORCEABLE, may_change
 from conf.paths import located
 from conf.schema import TrainSettings
 
 if TYPE_CHECKING:  # heavy imports wait until the settings hold
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
 
-    from data.index import Index
+    from data.module import PackedDataModule
+    from data.sets import Sets
     from model.network import LanguageModel
     from model.training.metrics import Metrics
     from model.training.run_folder import RunFolder
-
-# What may differ when a run is continued: nothing here changes what is learned. Name and root say
-# where the run lives: its folder may be renamed and moved.
-MAY_CHANGE = (
-    "run.name",
-    "run.root",
-    "logger",
-    "data.root",
-    "data.processes",
-    "data.verify",
-    "data.workers",
-    "trainer.device",
-    "trainer.kernels",
-    "trainer.loss_chunk",
-    "trainer.validation_rows",
-    "trainer.checkpoint_every",
-    "trainer.keep_last",
-    "trainer.keep_every",
-    "trainer.sample_tokens",
-    "trainer.plots",
-)
-
-
-def may_change(settings: TrainSettings, saved: dict[str, Any] | None) -> list[str]:
-    """`MAY_CHANGE`, and the mixers that no layer names, of these settings and the run's own."""
-    from model.pattern import used_names
-
-    models = [settings.model.model_dump()]
-    if saved is not None:
-        models.append(saved["model"])
-    used = used_names(*(model["layers"] for model in models))
-    names = {name for model in models for name in model["mixers"]}
-    return [*MAY_CHANGE, *(f"model.mixers.{name}" for name in sorted(names - used))]
+    from model.training.stages import Stage
 
 
 def check_job(settings: TrainSettings) -> "Path":
@@ -71,31 +43,47 @@ def check_job(settings: TrainSettings) -> "Path":
 def main(settings: TrainSettings) -> None:
     settings, folder, device, allowed = check_settings(settings)
 
+    from rich import print as rich_print
+
     from data.binding import bind
-    from data.index import read_index
-    from data.prepare import prepare
+    from data.epochs import epoch_table, repeats
+    from data.module import PackedDataModule
+    from data.rows import row_stages
+    from data.sets import prepared_sets, weights_of
     from model.training.budget import planned
-    from model.training.checkpoints import resumable
+    from model.training.checkpoints import latest, resumable, step_of
     from model.training.kernel_check import check_kernels
     from model.training.schedules import check_schedule
+    from model.training.stage_table import stage_table
+    from model.training.stages import stages_of, total_steps
 
-    data_folder = prepare(settings.data, settings.tokenizer)
-    index = read_index(data_folder)
+    sets = prepared_sets(settings.data, settings.tokenizer)
     begun = resumable(folder.checkpoints)
-    model = build_model(settings, data_folder, index, begun)
+    model = build_model(settings, sets, begun)
     check_kernels(model, settings.trainer.precision, device)
-    trainer = settings.trainer
+    trainer, seq_len = settings.trainer, settings.data.seq_len
     record = folder.path / "budget.json"
-    plan = planned(record, model, settings.optimizer, trainer, settings.data.seq_len, device, begun)
+    plan = planned(record, model, settings.optimizer, trainer, seq_len, device, begun)
     if plan.tokens < trainer.tokens:
         check_schedule(settings.schedule, plan.tokens, trainer.minutes)
-    steps = -(-plan.tokens // trainer.batch_tokens)
+    stages = stages_of(trainer, seq_len, plan.tokens)
+    # Opened before the run's folder: text that is too short, or a weight too small, leaves none.
+    weights = weights_of(settings.data, sets)
+    data = PackedDataModule(
+        sets, settings.data, weights, row_stages(stages), val_rows=trainer.validation_rows
+    )
+    if len(stages) > 1:
+        rich_print(stage_table(stages))
+    rich_print(epoch_table(data.train, sets, total_steps(stages)))
+    for line in repeats(data.train, total_steps(stages)):
+        print(line, file=sys.stderr)
     with located(folder.path):
-        folder.open(settings, allowed)
+        folder.open(settings, allowed, FORCEABLE)
         with folder.locked():
-            bind(folder.path, data_folder, index)
+            done = step_of(latest(folder.checkpoints)) if begun else 0
+            bind(folder.path, sets, force=settings.data.force, step=done)
             plan.keep(record)
-            train(settings, folder, model, data_folder, index, steps, device.type)
+            train(settings, folder, model, sets, data, stages, device.type)
 
 
 def check_settings(
@@ -110,14 +98,16 @@ def check_settings(
     Raises:
         ValueError: what is wrong, what is allowed, what to type.
     """
+    from data.sets import check_stage_weights
     from model.pattern import expand
-    from model.training.config import check_rows
     from model.training.run_folder import RunFolder
     from model.training.schedules import check_schedule
+    from model.training.stages import stages_of
 
     folder = RunFolder.named(settings.run.root, settings.run.name)
     expand(settings.model.layers, settings.model.mixers)
-    check_rows(settings.trainer, settings.data.seq_len)
+    stages = stages_of(settings.trainer, settings.data.seq_len)
+    check_stage_weights([stage.weights for stage in stages], settings.data)
     check_schedule(settings.schedule, settings.trainer.tokens)
 
     import torch
@@ -134,23 +124,29 @@ def check_settings(
     trainer = resolve(settings.trainer, device, saved and saved["trainer"])
     settings = settings.model_copy(update={"trainer": trainer})
     allowed = may_change(settings, saved)
-    folder.check(settings, allowed)
+    folder.check(settings, allowed, FORCEABLE)
     if not resumable(folder.checkpoints) and settings.run.init_from is not None:
         checkpoint_of(settings.run.init_from, settings.run.root)
     # The vocabulary of a tokenizer that is there already is not known yet.
-    known = settings.tokenizer.path is None and settings.data.dir is None
+    prepared = settings.data.dir is not None or settings.data.sources is not None
+    known = settings.tokenizer.path is None and not prepared
     with torch.device("meta"):  # widths are checked, no memory is taken
         model = LanguageModel(settings.model, settings.tokenizer.vocab_size if known else 1)
     check_choice(model, settings.trainer.kernels, device)
     model.check_length(settings.data.seq_len, "data.seq_len")
     model.check_length(settings.trainer.sample_tokens, "trainer.sample_tokens")
-    check_memory(model, settings.trainer, settings.data.seq_len, device)
+    for number, stage in enumerate(stages):
+        name = "data" if settings.trainer.stages is None else f"trainer.stages.{number}"
+        model.check_length(stage.seq_len, f"{name}.seq_len")
+        try:
+            model.set_rope_base(stage.rope_base)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        check_memory(model, stage, device)
     return settings, folder, device, allowed
 
 
-def build_model(
-    settings: TrainSettings, data_folder: "Path", index: "Index", begun: bool
-) -> "LanguageModel":
+def build_model(settings: TrainSettings, sets: "Sets", begun: bool) -> "LanguageModel":
     """The network with its first weights, or those of `run.init_from`; prints the layer table.
 
     begun: the run has a checkpoint of its own and needs no other one; that may be gone.
@@ -162,18 +158,21 @@ def build_model(
     from rich import print as rich_print
 
     from data.binding import check_tokenizer
+    from data.sets import first
     from model.layer_table import layer_table
     from model.network import LanguageModel
     from model.training.load import checkpoint_of, load_weights, run_of
 
     torch.manual_seed(settings.seed)
+    data_folder, index = first(sets)
     model = LanguageModel(settings.model, index.vocab_size)
     model.kernels = settings.trainer.kernels
     if settings.run.init_from is not None and not begun:
         source = checkpoint_of(settings.run.init_from, settings.run.root)
         origin = run_of(source)
         if origin is not None:
-            check_tokenizer(origin.path, data_folder, index, settings.data.dir is not None)
+            given = settings.data.dir is not None or settings.data.sources is not None
+            check_tokenizer(origin.path, data_folder, index, given)
         else:
             print(f"note: {source} is in no run's folder, so that its tokenizer is not known")
         load_weights(model, source)
@@ -185,35 +184,35 @@ def train(
     settings: TrainSettings,
     folder: "RunFolder",
     model: "LanguageModel",
-    data_folder: "Path",
-    index: "Index",
-    steps: int,
+    sets: "Sets",
+    data: "PackedDataModule",
+    stages: "Sequence[Stage]",
     accelerator: str,
 ) -> None:
-    """Trains up to `steps` optimizer steps, from the run's newest checkpoint if there is one."""
+    """Trains all `stages`, from the run's newest checkpoint if there is one."""
     _quiet_lightning()
     import lightning as L
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    from data.module import PackedDataModule
+    from data.sets import validation_sets
     from model.training.catch_up import CatchUpValidation, validate_last_step
     from model.training.checkpoints import Checkpoints, latest, resumable
     from model.training.metrics import Metrics
-    from model.training.module import TrainingModule
+    from model.training.module import TrainingModule, ValidationSet
     from model.training.progress import Progress
+    from model.training.stages import total_steps
     from model.training.stop import Stop, StopRequested
     from model.training.stop_at_step import StopAtStep
     from model.training.tracking import make_tracker
 
     options = settings.trainer
-    validation = index.validation
     module = TrainingModule(
         model,
         settings.optimizer,
         settings.schedule,
         options,
-        total_tokens=steps * options.batch_tokens,
-        validation_bytes_per_target=validation.bytes / (validation.tokens - validation.documents),
+        stages,
+        [ValidationSet(*one) for one in validation_sets(settings.data, sets)],
     )
     if options.compile == "on":
         model.compile_blocks()
@@ -223,16 +222,10 @@ def train(
                 "kind of block, which takes a CPU a minute or so per kind",
                 flush=True,
             )
-    data = PackedDataModule(
-        data_folder,
-        settings.data,
-        options.batch_tokens // settings.data.seq_len,
-        val_rows=options.validation_rows,
-    )
     # Looked up under the lock: another process may have trained while this one measured.
     start = latest(folder.checkpoints) if resumable(folder.checkpoints) else None
     tracker = make_tracker(settings.logger, folder, folder.config(), rank=0)
-    metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker)
+    metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker, data.train.epochs)
     checkpoints = Checkpoints(
         folder.checkpoints,
         options.checkpoint_every,
@@ -245,7 +238,7 @@ def train(
         devices=1,
         plugins=[LightningEnvironment()],
         precision=options.precision,
-        max_steps=steps,
+        max_steps=total_steps(stages),
         max_epochs=-1,
         val_check_interval=options.validate_every,
         check_val_every_n_epoch=None,
@@ -262,7 +255,7 @@ def train(
         with Stop() as stop:
             trainer.callbacks += [
                 metrics,
-                Progress(),
+                Progress(stages),
                 checkpoints,
                 StopAtStep(stop, checkpoints),
                 CatchUpValidation(folder.metrics_file),
@@ -274,7 +267,9 @@ def train(
                 print(stopped, file=sys.stderr)
                 sys.exit(stop.exit_code)
         upload = [tracker.upload_command] if tracker.upload_command else []
-        values = finish(settings, folder, model, data_folder, metrics, trainer.global_step, upload)
+        steps = trainer.global_step
+        module.enter_stage(max(0, steps - 1))  # a finished run has not been in any
+        values = finish(settings, folder, model, sets, metrics, steps, upload)
         tracker.summary(values)
 
 
@@ -282,7 +277,7 @@ def finish(
     settings: TrainSettings,
     folder: "RunFolder",
     model: "LanguageModel",
-    data_folder: "Path",
+    sets: "Sets",
     metrics: "Metrics",
     steps: int,
     upload: list[str],
@@ -297,7 +292,7 @@ def finish(
 
     options = settings.trainer
     scores = validation_scores(
-        model, data_folder, settings.data.seq_len, options.validation_rows, options.precision
+        model, sets, settings.data, options.validation_rows, options.precision
     )
     files = [latest(folder.checkpoints)]
     if options.plots:

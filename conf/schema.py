@@ -60,3 +60,18 @@ class EvalSettings(Settings):
     checkpoint: Text
     batch_rows: Count
     device: Literal["auto", "cpu", "cuda"]
+
+
+class InspectSettings(Settings):
+    """`python -m data.inspect`"""
+
+    run: Text | None = Field(description="name of the run; null: the settings below")
+    root: Text
+    step: Count = Field(description="optimizer step, from 1 as in metrics.jsonl")
+    rank: CountOrZero
+    world: Count = Field(description="number of ranks that share the rows of the step")
+    row: CountOrZero | None = Field(description="of that rank; null: all")
+    color: Literal["auto", "always", "never"] = Field(description="auto: in a terminal")
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    trainer: TrainerSettings

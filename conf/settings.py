@@ -57,6 +57,9 @@ RowLength = Annotated[int, BeforeValidator(whole_number), Field(gt=0, le=2**31 -
 RowLengthOrZero = Annotated[int, BeforeValidator(whole_number), Field(ge=0, le=2**31 - 1)]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, le=1e12)]
+"""A share beside others; 0: nothing."""
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FractionBelow1 = Annotated[float, Field(ge=0, lt=1)]
 """The share that a running mean keeps: at 1 it would never see anything new."""

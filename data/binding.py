@@ -5,10 +5,12 @@ data set, and never continues on other data under the same name.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import yaml
 from conf.cli import CONF, override
 from conf.records import read_record
 from data.index import INDEX_FILE, TOKENIZER_FILE, Index, read_index
+from data.sets import Prepared, Sets, first
 from data.tokenizer import Tokenizer
 
 RECORD = "data.json"
@@ -26,39 +29,48 @@ RECORD = "data.json"
 _DEFAULTS = {"data": "stdlib", "tokenizer": "sentencepiece_2k"}
 
 
-def bind(run: Path, folder: Path, index: Index) -> None:
-    """Records that `run` uses the prepared data set `folder`, or checks that it still does.
+def bind(run: Path, sets: Sets, *, force: bool = False, step: int = 0) -> None:
+    """Records that `run` uses these prepared data sets, or checks that it still does.
+
+    Args:
+        force: continue on other data all the same; what was used before stays in the record.
+        step: optimizer steps that the run has done.
 
     Raises:
-        ValueError: the run was started on other data, both fingerprints are named; or its record
+        ValueError: the run was started on other data, every difference is named; or its record
             is damaged.
     """
     path = run / RECORD
-    given = {
-        "folder": str(folder),
-        "fingerprint": index.fingerprint,
-        "tokenizer_fingerprint": index.tokenizer_fingerprint,
-    }
+    given = _described(sets)
     if path.is_file():
         saved = _record(run)
-        if saved["fingerprint"] != given["fingerprint"]:
+        earlier = saved.pop("replaced", [])
+        differences = _differences(saved, given)
+        if differences and not force:
             raise ValueError(
-                f"run {run.name!r} was started on the data set {saved['folder']} (contents "
-                f"{saved['fingerprint']}, tokenizer {saved['tokenizer_fingerprint']}), but "
-                f"{folder} has contents {given['fingerprint']}, tokenizer "
-                f"{given['tokenizer_fingerprint']}: the text or the tokenizer changed. Restore it, "
-                "or start a new run: run.name=NAME"
+                f"run {run.name!r} was started on other data: the text or the tokenizer changed.\n"
+                + "\n".join(f"  {line}" for line in differences)
+                + "\nRestore it, or start a new run: run.name=NAME. To continue this one on what "
+                "is given now, type data.force=true"
             )
-        if saved == given:
+        if differences:
+            earlier = [*earlier, saved | {"until_step": step}]
+            print(
+                f"note: data.force=true: from step {step} on other data:\n"
+                + "\n".join(f"  {line}" for line in differences),
+                file=sys.stderr,
+            )
+        if saved == given and not differences:
             return
-    shutil.copyfile(folder / TOKENIZER_FILE, run / TOKENIZER_FILE)
+        given |= {"replaced": earlier} if earlier else {}
+    shutil.copyfile(first(sets).folder / TOKENIZER_FILE, run / TOKENIZER_FILE)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(given, indent=2) + "\n")
     os.replace(partial, path)
 
 
-def bound(run: Path, config: Mapping[str, Any]) -> tuple[Path, Index]:
-    """The prepared data set of a run, or another one beside it with the same contents.
+def bound(run: Path, config: Mapping[str, Any]) -> Sets:
+    """The prepared data sets of a run, or others beside them with the same contents.
 
     config: the run's configuration, whose sections data and tokenizer tell how to prepare it again.
 
@@ -68,29 +80,34 @@ def bound(run: Path, config: Mapping[str, Any]) -> tuple[Path, Index]:
     path = run / RECORD
     if not path.is_file():
         raise ValueError(f"{run} has no {RECORD}: the run never started training")
-    saved = _record(run)
+    sources = _sources(_record(run))
+    return {name: _bound(run, name, source, config) for name, source in sources.items()}
+
+
+def _bound(run: Path, name: str, saved: Mapping[str, Any], config: Mapping[str, Any]) -> Prepared:
     folder, fingerprint = Path(saved["folder"]), saved["fingerprint"]
     if not (folder / INDEX_FILE).is_file():
         same = _same_contents(folder.parent, fingerprint)
         if same is None:
             raise ValueError(
                 f"the data set {folder} of run {run.name!r} (contents {fingerprint}) is gone, and "
-                f"none in {folder.parent} has the same contents. {_way_out(config)}"
+                f"none in {folder.parent} has the same contents. {_way_out(name, config)}"
             )
         folder = same
     index = read_index(folder)
     if index.fingerprint != fingerprint:
         raise ValueError(
             f"{folder} has contents {index.fingerprint}, but run {run.name!r} was trained on "
-            f"{fingerprint}. {_way_out(config)}"
+            f"{fingerprint}. {_way_out(name, config)}"
         )
-    return folder, index
+    return Prepared(folder, index)
 
 
 def check_tokenizer(run: Path, folder: Path, index: Index, is_given: bool) -> None:
     """Refuses the weights of `run` for training on `folder` where their token ids mean other text.
 
-    is_given: `folder` is used as it is (data.dir), whatever the settings of text and tokenizer.
+    is_given: `folder` is used as it is (data.dir, data.sources), whatever the settings of text and
+        tokenizer.
 
     Raises:
         ValueError: the tokenizers differ, or the run's record is gone or damaged.
@@ -99,7 +116,7 @@ def check_tokenizer(run: Path, folder: Path, index: Index, is_given: bool) -> No
     if saved["tokenizer_fingerprint"] == index.tokenizer_fingerprint:
         return
     kept = tokenizer_of(run)
-    text = "data.dir=null data.files=FILES " if is_given else ""
+    text = "data.dir=null data.sources=null data.files=FILES " if is_given else ""
     raise ValueError(
         f"the weights of run {run.name!r} belong to its tokenizer {run / TOKENIZER_FILE} "
         f"({kept.size:,} ids, {kept.fingerprint}), but {folder} has another one "
@@ -107,7 +124,7 @@ def check_tokenizer(run: Path, folder: Path, index: Index, is_given: bool) -> No
         f"To prepare the text with that run's tokenizer, type {text}"
         f"{override('tokenizer.path', str(run / TOKENIZER_FILE))}\n"
         "To train on that run's data, type data=prepared data.files=null data.hub=null "
-        + override("data.dir", saved["folder"])
+        "data.sources=null " + override("data.dir", saved["folder"])
     )
 
 
@@ -142,6 +159,58 @@ def prepare_command(config: Mapping[str, Any]) -> str:
     return " ".join(["python -m data.prepare", *overrides])
 
 
+def _described(sets: Sets) -> dict[str, Any]:
+    """What the record says of these data sets."""
+    sources = {
+        name: {
+            "folder": str(prepared.folder),
+            "fingerprint": prepared.index.fingerprint,
+            "documents": prepared.index.train.documents,
+            "tokens": prepared.index.train.tokens,
+        }
+        for name, prepared in sets.items()
+    }
+    contents = [f"{name}={source['fingerprint']}" for name, source in sources.items()]
+    one = first(sets).index
+    mixed = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:16]
+    return {
+        "folder": str(first(sets).folder),
+        "fingerprint": one.fingerprint if "" in sets else mixed,
+        "tokenizer_fingerprint": one.tokenizer_fingerprint,
+        "sources": sources,
+    }
+
+
+def _sources(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sources of a record; early ones know one data set."""
+    alone = {key: record[key] for key in ("folder", "fingerprint")}
+    return record.get("sources", {"": alone})
+
+
+def _differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """What differs in the contents of two records, a line each."""
+    lines = []
+    tokenizers = [record["tokenizer_fingerprint"] for record in (saved, given)]
+    if tokenizers[0] != tokenizers[1]:
+        lines.append(f"tokenizer: saved {tokenizers[0]}, given {tokenizers[1]}")
+    before, now = _sources(saved), _sources(given)
+    for name in [*before, *(name for name in now if name not in before)]:
+        old, new = before.get(name), now.get(name)
+        if old is None or new is None or old["fingerprint"] != new["fingerprint"]:
+            what = f"source {name}" if name else "data set"
+            lines.append(f"{what}: saved {_contents(old)}, given {_contents(new)}")
+    return lines
+
+
+def _contents(source: Mapping[str, Any] | None) -> str:
+    if source is None:
+        return "(none)"
+    size = ""
+    if "tokens" in source:
+        size = f", {source['tokens']:,} training tokens in {source['documents']:,} documents"
+    return f"{source['folder']} (contents {source['fingerprint']}{size})"
+
+
 def _record(run: Path) -> dict[str, Any]:
     """What `bind` wrote."""
     keys = ["folder", "fingerprint", "tokenizer_fingerprint"]
@@ -149,8 +218,12 @@ def _record(run: Path) -> dict[str, Any]:
     return read_record(run / RECORD, keys, way_out)
 
 
-def _way_out(config: Mapping[str, Any]) -> str:
+def _way_out(name: str, config: Mapping[str, Any]) -> str:
     given = config["data"]["dir"]
+    sources = config["data"].get("sources")
+    if sources is not None:
+        path = sources[name]["path"] if name in sources else "another folder"
+        return f"Put it back: the run was given data.sources.{name}.path={path}"
     if given is not None:
         return f"Put it back: the run was given that folder, data.dir={given}"
     return "Prepare the original text again, then repeat this command:\n  " + prepare_command(

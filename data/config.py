@@ -1,10 +1,12 @@
 """Settings of the data and the tokenizer. Every default lives in conf/data and conf/tokenizer."""
 
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from conf.settings import Count, CountOrZero, RowLength, Settings, Text
+from conf.settings import Count, CountOrZero, RowLength, Settings, Text, Weight
 
 
 class TokenizerConfig(Settings):
@@ -34,16 +36,61 @@ class TokenizerConfig(Settings):
     )
 
 
+SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+"""Part of the names of metrics."""
+
+
+class SourceConfig(Settings):
+    """A prepared data set of a mixture; what is left out is null."""
+
+    path: Text = Field(description="A folder that `python -m data.prepare` wrote.")
+    weight: Weight | None = Field(
+        None,
+        description="Its share of the run's tokens, relative to the weights of the others. null "
+        "for all: by the number of tokens they have.",
+    )
+
+
+class LengthConfig(Settings):
+    """Emphasis on documents by their length. See `data.lengths`."""
+
+    bounds: list[Count] = Field(
+        min_length=1, description="Tokens of a document at which the next bucket begins."
+    )
+    weights: list[Weight] = Field(
+        description="One more than bounds: how often a bucket's tokens are read, relative to the "
+        "others. All 1: as without buckets."
+    )
+
+    @model_validator(mode="after")
+    def _buckets(self) -> Self:
+        if any(low >= high for low, high in pairwise(self.bounds)):
+            raise ValueError(
+                f"bounds={self.bounds} do not increase; give each once, smallest first"
+            )
+        if len(self.weights) != len(self.bounds) + 1:
+            raise ValueError(
+                f"{len(self.bounds)} bounds make {len(self.bounds) + 1} buckets, but weights="
+                f"{self.weights} are {len(self.weights)}: give one for each, shortest documents "
+                "first"
+            )
+        check_weights("weights", self.weights)
+        return self
+
+
 class DataConfig(Settings):
     """What is read, where it is prepared and how it is served. See `data.prepare`, `data.module`.
 
-    Without `files`, `hub` and `dir` the source is the running Python's standard library.
+    Without `files`, `hub`, `dir` and `sources` the source is the running Python's standard library.
     """
 
     before: ClassVar[dict[str, Any]] = {
         "drop_duplicates": False,
         "processes": None,
         "verify": False,
+        "sources": None,
+        "by_length": None,
+        "force": False,
     }
 
     files: str | list[str] | None = Field(
@@ -76,13 +123,24 @@ class DataConfig(Settings):
         description="Read every byte of the data set before it is used, and refuse it if one "
         "changed. Sizes are checked in any case."
     )
-    seq_len: RowLength = Field(description="Tokens per row.")
+    sources: dict[SourceName, SourceConfig] | None = Field(
+        description="Several prepared data sets, mixed by weight: {name: {path, weight}, ...}."
+    )
+    by_length: LengthConfig | None = Field(
+        description="Emphasis on documents by their length; null: none."
+    )
+    seq_len: RowLength = Field(
+        description="Tokens per row: of validation always, of training unless a stage says other."
+    )
     validation_bytes: Count = Field(
         description="Validation text in bytes, by whole documents: at least this much."
     )
     seed: CountOrZero = Field(description="Seed of the validation split and of the training order.")
     workers: CountOrZero = Field(
         le=256, description="Loader processes per rank. The order never depends on it."
+    )
+    force: bool = Field(
+        description="Continue a run although its data, tokenizer, seed or mixture changed."
     )
 
     @model_validator(mode="after")
@@ -96,7 +154,32 @@ class DataConfig(Settings):
             raise ValueError(
                 "data.files is an empty list. Type data.files=null or data.files='a/*.txt'."
             )
+        if self.sources is not None:
+            self._check_sources(self.sources)
         return self
+
+    def _check_sources(self, sources: dict[str, SourceConfig]) -> None:
+        for key in ("files", "hub", "dir"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"data.{key}={getattr(self, key)} and data.sources are both given; one is "
+                    f"allowed. Type data.{key}=null or data.sources=null."
+                )
+        if not sources:
+            raise ValueError(
+                "data.sources is empty. Type data.sources=null, or a source such as "
+                "+data.sources.web.path=prepared/web-0123456789"
+            )
+        weights = {name: source.weight for name, source in sources.items()}
+        given = {name: weight for name, weight in weights.items() if weight is not None}
+        missing = [name for name in weights if name not in given]
+        if given and missing:
+            raise ValueError(
+                f"data.sources: {', '.join(given)} with a weight, {', '.join(missing)} without; "
+                f"give all or none, such as +data.sources.{missing[0]}.weight=1"
+            )
+        if given:
+            check_weights("data.sources", list(given.values()))
 
     @property
     def patterns(self) -> list[str]:
@@ -124,3 +207,18 @@ class PrepareSettings(Settings):
                 "after all parts. Type shard=null or merge=false."
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_set(self) -> Self:
+        if self.data.sources is not None:
+            raise ValueError(
+                "data.sources names data sets that are prepared already; prepare each by itself: "
+                "data.sources=null data.files='mytext/*.jsonl'"
+            )
+        return self
+
+
+def check_weights(name: str, weights: Sequence[float]) -> None:
+    """Raises ValueError if all weights are 0."""
+    if not any(weights):
+        raise ValueError(f"{name}: every weight is 0, so that nothing would be read; raise one")

@@ -8,8 +8,8 @@ after a number of steps, and epochs of the data are not epochs of Lightning.
 Axes: R rows of this rank, T tokens of a row.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import torch
 from lightning import LightningDataModule
@@ -22,29 +22,32 @@ from torch.utils.data import (
 )
 
 from data.config import DataConfig
-from data.order import batch_samples, window
+from data.order import batch_samples
 from data.packed import PackedSplit
-
-Batch = dict[str, torch.Tensor]
+from data.rows import Batch, RowStage, TrainRows
+from data.sets import Sets
 
 
 class PackedDataModule(LightningDataModule):
-    """Serves a prepared data set.
+    """Serves prepared data sets.
 
-    folder: result of `data.prepare.prepare`.
-    batch_rows: rows per optimizer step, all ranks together.
+    sets: the data sets by the names of their sources, see `data.sets`.
+    data: their settings; rows of validation have `data.seq_len` tokens in every stage.
+    weights: of the sources.
+    stages: what an optimizer step reads, see `data.rows`.
     val_rows: rows per validation batch and rank.
     start_step: gives the first optimizer step to serve; None: the trainer's `global_step`.
     rank, world: this process among the data-parallel ones; None: the trainer's.
-    Raises ValueError if `batch_rows` is not a multiple of the number of ranks (when loaders are
-    built).
+    Raises ValueError if the rows of a step are not a multiple of the number of ranks (when loaders
+    are built).
     """
 
     def __init__(
         self,
-        folder: str | Path,
+        sets: Sets,
         data: DataConfig,
-        batch_rows: int,
+        weights: Mapping[str, float | Fraction],
+        stages: Sequence[RowStage],
         *,
         val_rows: int,
         start_step: Callable[[], int] | None = None,
@@ -52,10 +55,12 @@ class PackedDataModule(LightningDataModule):
         world: int | None = None,
     ) -> None:
         super().__init__()
-        self.train = PackedSplit(folder, "train", data.seq_len)
-        self.validation = PackedSplit(folder, "validation", data.seq_len)
+        self.train = TrainRows(sets, weights, data.by_length, stages, data.seed)
+        self.validation = [
+            PackedSplit(prepared.folder, "validation", data.seq_len, prepared.index)
+            for prepared in sets.values()
+        ]
         self.data = data
-        self.batch_rows = batch_rows
         self.val_rows = val_rows
         self._start_step = start_step or (lambda: self.trainer.global_step)
         self._rank = rank
@@ -64,9 +69,7 @@ class PackedDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Endless loader of {tokens, labels, segments: int64 [R, T]; samples: int64 [R]}."""
         rank, world = self._place()
-        steps = TrainSteps(
-            self.train, self.batch_rows, self._start_step(), self.data.seed, rank, world
-        )
+        steps = TrainSteps(self.train, self._start_step(), rank, world)
         return DataLoader(
             steps,
             batch_size=None,
@@ -75,13 +78,16 @@ class PackedDataModule(LightningDataModule):
             generator=_own_generator(),
         )
 
-    def val_dataloader(self) -> DataLoader:
-        """All validation rows in order, shared out over the ranks; `samples` are row numbers.
+    def val_dataloader(self) -> list[DataLoader]:
+        """One loader per source: all validation rows in order, shared out over the ranks.
 
         Every rank gets equally many batches of the same shape, as collectives need: missing rows
-        are padding without targets, and their sample number is -1.
+        are padding without targets. `samples` are row numbers, of missing rows -1.
         """
-        batches = ValidationBatches(self.validation, self.val_rows, *self._place())
+        return [self._val_loader(split) for split in self.validation]
+
+    def _val_loader(self, split: PackedSplit) -> DataLoader:
+        batches = ValidationBatches(split, self.val_rows, *self._place())
         return DataLoader(
             batches,
             batch_size=None,
@@ -109,14 +115,11 @@ class TrainSteps(IterableDataset):
     replaces the samplers of indexed ones when there is more than one rank.)
     """
 
-    def __init__(
-        self, rows: PackedSplit, batch_rows: int, start_step: int, seed: int, rank: int, world: int
-    ) -> None:
-        batch_samples(start_step, batch_rows, rank, world)  # a wrong batch size fails here, at once
+    def __init__(self, rows: TrainRows, start_step: int, rank: int, world: int) -> None:
+        for stage in rows.reading.stages:  # a wrong batch size fails here, at once
+            batch_samples(0, stage.rows, rank, world)
         self.rows = rows
-        self.batch_rows = batch_rows
         self.start_step = start_step
-        self.seed = seed
         self.rank = rank
         self.world = world
 
@@ -124,14 +127,8 @@ class TrainSteps(IterableDataset):
         worker = get_worker_info()
         step = self.start_step + (worker.id if worker else 0)
         while True:
-            yield self.item(step)
+            yield self.rows.item(step, self.rank, self.world)
             step += worker.num_workers if worker else 1
-
-    def item(self, step: int) -> Batch:
-        """The rows of one optimizer step."""
-        samples = batch_samples(step, self.batch_rows, self.rank, self.world)
-        _, indices = window(samples, len(self.rows), self.seed)
-        return _stack([self.rows[i] for i in indices.tolist()], samples.tolist())
 
 
 class ValidationBatches(Dataset):
@@ -155,15 +152,12 @@ class ValidationBatches(Dataset):
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world + self.rank) * self.batch_rows
         samples = [i if i < len(self.rows) else -1 for i in range(first, first + self.batch_rows)]
-        return _stack([self.rows.empty_row() if i < 0 else self.rows[i] for i in samples], samples)
+        rows = [self.rows.empty_row() if i < 0 else self.rows[i] for i in samples]
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        return batch | {"samples": torch.tensor(samples)}
 
 
 def _own_generator() -> torch.Generator:
     """Keeps the loaders, which draw a seed whenever they start, off the global generator: otherwise
     a continued run, or one with other validation steps, would draw other dropout masks."""
     return torch.Generator()
-
-
-def _stack(rows: list[Batch], samples: list[int]) -> Batch:
-    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return batch | {"samples": torch.tensor(samples)}

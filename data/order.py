@@ -23,11 +23,12 @@ import numpy as np
 ROUNDS = 8
 
 
-def window(sample: np.ndarray, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def window(sample: np.ndarray, size: int, seed: int, *names: str) -> tuple[np.ndarray, np.ndarray]:
     """Epoch and window index of each sample number.
 
-    sample: int64, any shape, >= 0.  size: number of windows.  Returns two int64 arrays of its
-    shape. Raises ValueError if a sample number is negative or there is no window.
+    sample: int64, any shape, >= 0.  size: number of windows.  names: tell orders with one seed
+    apart.  Returns two int64 arrays of its shape. Raises ValueError if a sample number is negative
+    or there is no window.
     """
     sample = np.asarray(sample, dtype=np.int64)
     if size < 1 or (sample < 0).any():
@@ -36,12 +37,12 @@ def window(sample: np.ndarray, size: int, seed: int) -> tuple[np.ndarray, np.nda
     index = np.empty_like(place)
     for number in np.unique(epoch):
         chosen = epoch == number
-        index[chosen] = permutation(place[chosen], size, (seed, int(number)))
+        index[chosen] = permutation(place[chosen], size, (seed, int(number), *names))
     return epoch, index
 
 
-def permutation(index: np.ndarray, size: int, key: tuple[int, int]) -> np.ndarray:
-    """Image of each index under the permutation of [0, size) that `key` = (seed, epoch) picks.
+def permutation(index: np.ndarray, size: int, key: tuple[int | str, ...]) -> np.ndarray:
+    """Image of each index under a permutation of [0, size); `key`, as (seed, epoch), picks it.
 
     index: int64, any shape, in [0, size).  Returns int64 of its shape.
     Raises ValueError if an index is outside.
@@ -88,6 +89,6 @@ def mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def _round_keys(key: tuple[int, int]) -> np.ndarray:
-    digest = hashlib.shake_128("{}/{}".format(*key).encode()).digest(8 * ROUNDS)
+def _round_keys(key: tuple[int | str, ...]) -> np.ndarray:
+    digest = hashlib.shake_128("/".join(map(str, key)).encode()).digest(8 * ROUNDS)
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)

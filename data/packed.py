@@ -10,13 +10,15 @@ nothing.
 Axes: T tokens of a row.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from data.index import Split, read_index
+from data.index import Index, Split, read_index
+from data.starts import DocumentStarts
+from data.stream import TokenStream
 
 IGNORED = -100
 """Label of positions that are not predicted, as in torch.nn.functional.cross_entropy."""
@@ -25,18 +27,23 @@ IGNORED = -100
 class PackedSplit:
     """Rows of `seq_len` tokens of one split: a map-style data set.
 
+    index: of the folder, where it was read and checked before; None: it is read.
     len: ceil((tokens - 1) / seq_len). Files are opened on first use in each process.
     Raises ValueError if the folder is damaged or holds no row (fewer than two tokens).
     """
 
-    def __init__(self, folder: str | Path, split: Split, seq_len: int) -> None:
+    def __init__(
+        self, folder: str | Path, split: Split, seq_len: int, index: Index | None = None
+    ) -> None:
         self.folder = Path(folder)
         self.seq_len = seq_len
-        self.index = read_index(folder)
+        self.index = index or read_index(folder)
         self._split = self.index.split(split)
-        self._ends = np.cumsum([shard.tokens for shard in self._split.shards], dtype=np.int64)
-        self._shards: list[np.ndarray] | None = None
-        self._starts: np.ndarray | None = None
+        dtype = np.dtype(self.index.dtype).newbyteorder("<")
+        shards, vocab_size = self._split.shards, self.index.vocab_size
+        self._stream = TokenStream(self.folder, shards, dtype, vocab_size)
+        path = self.folder / self._split.offsets_file
+        self._starts = DocumentStarts(path, self._split.tokens)
         if self._split.tokens < 2:
             raise ValueError(
                 f"{folder}: the {split} split has {self._split.tokens} tokens; no row."
@@ -52,27 +59,33 @@ class PackedSplit:
         number the documents of the row from 0. Padding, only at the end of the last row, holds pad
         ids and is a segment of its own.
         """
+        row = {n: np.empty(self.seq_len, np.int64) for n in ("tokens", "labels", "segments")}
+        self.fill(i, row)
+        return {name: torch.from_numpy(values) for name, values in row.items()}
+
+    def fill(self, i: int, row: Mapping[str, np.ndarray]) -> None:
+        """Writes row i into these arrays, see `__getitem__`."""
+        tokens, labels, segments = (row[name] for name in ("tokens", "labels", "segments"))
         begin, end = self._span(i)
         count = end - begin
-        stream = self._read(begin, min(end + 1, self._split.tokens))
-        starts = self._document_starts(begin, end + 1) - begin
-        tokens = np.full(self.seq_len, self.index.pad_id, dtype=np.int64)
-        labels = np.full(self.seq_len, IGNORED, dtype=np.int64)
+        stream = self._stream.read(begin, min(end + 1, self._split.tokens))
+        starts = self._starts.inside(begin, end + 1) - begin
         tokens[:count] = stream[:count]
+        tokens[count:] = self.index.pad_id
         labels[: len(stream) - 1] = stream[1:]
+        labels[len(stream) - 1 :] = IGNORED
         labels[starts[starts > 0] - 1] = IGNORED
-        opens = np.zeros(self.seq_len, dtype=np.int64)
-        opens[starts[(starts > 0) & (starts < self.seq_len)]] = 1
+        segments[:] = 0
+        segments[starts[(starts > 0) & (starts < self.seq_len)]] = 1
         if count < self.seq_len:
-            opens[count] = 1
-        rows = {"tokens": tokens, "labels": labels, "segments": np.cumsum(opens)}
-        return {name: torch.from_numpy(row) for name, row in rows.items()}
+            segments[count] = 1
+        np.cumsum(segments, out=segments)
 
     def targets(self, i: int) -> int:
         """Number of labels of row i that are not IGNORED."""
         begin, end = self._span(i)
         labels = min(end + 1, self._split.tokens) - begin - 1
-        return labels - len(self._document_starts(begin + 1, end + 1))
+        return labels - len(np.unique(self._starts.inside(begin + 1, end + 1)))
 
     def empty_row(self) -> dict[str, torch.Tensor]:
         """A row of padding only: no targets."""
@@ -82,36 +95,17 @@ class PackedSplit:
             "segments": torch.zeros(self.seq_len, dtype=torch.int64),
         }
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shards": None, "_starts": None}
+    @property
+    def stream_tokens(self) -> int:
+        """Length of the stream."""
+        return self._split.tokens
+
+    def starts(self) -> np.ndarray:
+        """Where each document starts in the stream: int64, memory-mapped to be read in order."""
+        return self._starts.mapped()
 
     def _span(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):
             raise IndexError(f"Row {i} is outside [0, {len(self)}).")
         begin = int(i) * self.seq_len
         return begin, min(begin + self.seq_len, self._split.tokens)
-
-    def _read(self, begin: int, end: int) -> np.ndarray:
-        """Tokens [begin, end) of the stream as int64."""
-        if self._shards is None:
-            dtype = np.dtype(self.index.dtype).newbyteorder("<")
-            self._shards = [
-                np.memmap(self.folder / shard.file, dtype, mode="r") for shard in self._split.shards
-            ]
-        parts = []
-        for number in range(
-            int(np.searchsorted(self._ends, begin, side="right")), len(self._shards)
-        ):
-            first = int(self._ends[number]) - self._split.shards[number].tokens
-            if first >= end:
-                break
-            part = self._shards[number][max(begin - first, 0) : end - first]
-            parts.append(part.astype(np.int64))
-        return np.concatenate(parts)
-
-    def _document_starts(self, begin: int, end: int) -> np.ndarray:
-        """Starts of documents at positions [begin, end) of the stream, int64."""
-        if self._starts is None:
-            self._starts = np.load(self.folder / self._split.offsets_file, mmap_mode="r")
-        low, high = np.searchsorted(self._starts, [begin, end])
-        return np.asarray(self._starts[low:high])

@@ -10,7 +10,7 @@ from model.config import ModelSettings
 from model.layers import RMSNorm, SwiGLU
 from model.mixers import build_mixer
 from model.mixers.softmax import SoftmaxMixer
-from model.pattern import Depth, expand
+from model.pattern import Depth, expand, used_names
 from model.sequence import SequenceInfo
 
 # How sure the head is of a token that was looked up alone, in nats above an unrelated one. Measured
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings = self._built_with = settings
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, settings.d_model)
         pattern = expand(settings.layers, settings.mixers)
@@ -166,6 +166,40 @@ class LanguageModel(nn.Module):
         """After loading the weights of another run: see `Favor.forget_draw`."""
         for part in self._redrawn:
             part.forget_draw()
+
+    def set_rope_base(self, base: float | None) -> None:
+        """Sets the base of the rotary angles of softmax attention to the whole document.
+
+        Mixers with a window keep theirs: the distances that they see do not grow with the rows.
+
+        Args:
+            base: None: that of the settings which the model was built with.
+
+        Raises:
+            ValueError: no mixer of the model has such a base.
+        """
+        used = used_names(self._built_with.layers)
+        turned = {
+            name: mixer
+            for name, mixer in self._built_with.mixers.items()
+            if name in used
+            and mixer.kind == "softmax"
+            and mixer.rope_base is not None
+            and mixer.window is None
+        }
+        if base is not None and not turned:
+            raise ValueError(
+                f"rope_base={base:g} has no mixer to be of: no layer is softmax attention to the "
+                "whole document with rotary positions; leave it out"
+            )
+        given = {} if base is None else {"rope_base": base}
+        mixers = {name: mixer.model_copy(update=given) for name, mixer in turned.items()}
+        self.settings = self._built_with.model_copy(
+            update={"mixers": self._built_with.mixers | mixers}
+        )
+        for module in self.blocks.modules():
+            if isinstance(module, SoftmaxMixer) and module.mask.window is None:
+                module.set_rope_base(base)
 
     def check_length(self, length: int, name: str) -> None:
         """Raises ValueError where `name`, a number of tokens, is more than a mixer allows."""

@@ -49,6 +49,7 @@ class SoftmaxMixer(nn.Module):
             origin = f"d_model={d_model} / heads={settings.heads} = {head_dim}"
         self.heads, self.kv_heads, self.head_dim = settings.heads, settings.kv_heads, head_dim
         self.rope_base, self.recall_init = settings.rope_base, settings.recall_init
+        self._built_with_base = settings.rope_base
         self.turned = settings.turned_channels(head_dim, origin)
         self.delayed_heads = -(-self.kv_heads // 2) if self.recall_init else 0
         self.drawn = None
@@ -149,6 +150,11 @@ class SoftmaxMixer(nn.Module):
         values = self.v.weight.view(self.kv_heads, 1, self.head_dim, -1)
         values = values.expand(-1, self.heads // self.kv_heads, -1, -1).flatten(0, 2)
         return self.out.weight @ values
+
+    def set_rope_base(self, base: float | None) -> None:
+        """Another base of the rotary angles, None: that of the settings; without them, nothing."""
+        if self.rope_base is not None:
+            self.rope_base = self._built_with_base if base is None else base
 
     def prepare(self, info: SequenceInfo) -> None:
         if self.rope_base is not None:

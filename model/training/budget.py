@@ -85,6 +85,11 @@ def planned(
     return plan
 
 
+def kept_tokens(record: Path) -> int | None:
+    """The length of a run that is limited in time; None where no limit was measured."""
+    return read_record(record, ["tokens"], _LOST)["tokens"] if record.is_file() else None
+
+
 def fitting_tokens(trainer: TrainerSettings, tokens_per_second: float) -> int:
     """Tokens of a run: `trainer.tokens`, or the whole steps that fit into `trainer.minutes`."""
     if trainer.minutes is None:

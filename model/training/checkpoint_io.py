@@ -55,7 +55,8 @@ class CheckpointFiles(CheckpointIO):
         checkpoint["state_dict"] = {
             canonical(name): value for name, value in checkpoint["state_dict"].items()
         }
-        checkpoint["model_config"] = self._model_config
+        # A module whose settings change while it trains gives those of this step itself.
+        checkpoint.setdefault("model_config", self._model_config)
         try:
             self._check_finite(checkpoint)
             write(checkpoint, Path(path))

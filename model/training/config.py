@@ -11,8 +11,11 @@ from conf.settings import (
     Fraction,
     FractionBelow1,
     Positive,
+    RowLength,
     Settings,
+    Weight,
 )
+from model.fields import RopeBase
 
 
 def _tokens_or_share(value: object) -> object:
@@ -119,15 +122,46 @@ class CosineSettings(Settings):
 ScheduleSettings = Annotated[WSDSettings | CosineSettings, Field(discriminator="kind")]
 
 
+class StageSettings(Settings):
+    """A part of a run; what is left out is the run's own setting. See `model.training.stages`."""
+
+    until_tokens: Count | None = Field(
+        None, description="tokens consumed at its end; the last stage ends with the run"
+    )
+    seq_len: RowLength | None = Field(None, description="tokens per row; else data.seq_len")
+    batch_tokens: Count | None = Field(None, description="else trainer.batch_tokens")
+    micro_batch_rows: Count | None = Field(
+        None,
+        description="else so many rows that they have no more tokens than those of "
+        "trainer.micro_batch_rows",
+    )
+    weights: dict[str, Weight] | None = Field(
+        None, description="of data.sources, by name; one that is not named is not read"
+    )
+    rope_base: RopeBase | None = Field(
+        None, description="of softmax attention to the whole document; else of model.mixers"
+    )
+
+
 class TrainerSettings(Settings):
     """How long and in what portions to train, and what to keep."""
 
-    before: ClassVar = {"minutes": None, "kernels": "auto", "sample_tokens": 300, "plots": True}
+    before: ClassVar = {
+        "minutes": None,
+        "stages": None,
+        "kernels": "auto",
+        "sample_tokens": 300,
+        "plots": True,
+    }
 
     tokens: Count = Field(description="tokens to train on, rounded up to whole steps")
     minutes: Positive | None = Field(
         description="shortens the run to what this machine trains in about this time, measured "
         "before the first step; null: no limit"
+    )
+    stages: list[StageSettings] | None = Field(
+        description="other rows, batches, mixtures and rotary bases from so many tokens on; null: "
+        "one stage"
     )
     batch_tokens: Count = Field(description="tokens per optimizer step over all devices")
     micro_batch_rows: Count | None = Field(
@@ -171,18 +205,3 @@ class TrainerSettings(Settings):
                 "trainer.batch_tokens"
             )
         return self
-
-
-def check_rows(trainer: TrainerSettings, seq_len: int) -> None:
-    """Checks that an optimizer step is a whole number of rows.
-
-    Raises:
-        ValueError: naming the nearest numbers that are.
-    """
-    rows, rest = divmod(trainer.batch_tokens, seq_len)
-    if rest or not rows:
-        lower, upper = max(rows, 1) * seq_len, (rows + 1) * seq_len
-        raise ValueError(
-            f"trainer.batch_tokens={trainer.batch_tokens} is not a whole number of rows of "
-            f"data.seq_len={seq_len}; use {' or '.join(str(n) for n in sorted({lower, upper}))}"
-        )

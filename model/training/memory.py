@@ -5,19 +5,17 @@ import os
 import torch
 
 from model.network import LanguageModel
-from model.training.config import TrainerSettings
+from model.training.stages import Stage
 
 _BYTES = 4  # float32, in which weights are kept whatever the precision
 
 
-def check_memory(
-    model: LanguageModel, trainer: TrainerSettings, seq_len: int, device: torch.device
-) -> None:
+def check_memory(model: LanguageModel, stage: Stage, device: torch.device) -> None:
     """Compares the least that training needs with the whole memory of the machine and the device.
 
     Args:
         model: on the meta device.
-        seq_len: tokens per row.
+        stage: what is trained at once.
 
     Raises:
         ValueError: which settings to lower.
@@ -32,16 +30,16 @@ def check_memory(
         available, where = torch.cuda.get_device_properties(device).total_memory, "the GPU"
     weights = 3 * _BYTES * parameters
     _refuse(f"training {size}", weights, available, where, smaller)
-    rows = trainer.micro_batch_rows or trainer.batch_tokens // seq_len
-    rows = min(rows, trainer.batch_tokens // seq_len)
+    rows = min(stage.micro_batch_rows or stage.rows, stage.rows)
     # The backward pass needs the residual stream at the input of every block.
-    stream = _BYTES * rows * seq_len * model.settings.d_model * len(model.blocks)
+    stream = _BYTES * rows * stage.seq_len * model.settings.d_model * len(model.blocks)
     _refuse(
-        f"a forward pass over {rows:,} rows of data.seq_len={seq_len:,} tokens",
+        f"a forward pass over {rows:,} rows of seq_len={stage.seq_len:,} tokens",
         weights + stream,
         available,
         where,
-        f"give trainer.micro_batch_rows={max(1, rows // 2)} or less, or lower data.seq_len",
+        f"give trainer.micro_batch_rows={max(1, rows // 2)} or less (a stage has its own), or "
+        "lower seq_len",
     )
 
 

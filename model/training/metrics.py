@@ -5,7 +5,7 @@ appears once.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,25 @@ class Metrics(Callback):
         path: the run's metrics.jsonl.
         log_every: optimizer steps between two train rows; the last step is always written.
         tracker: gets the kept rows at the start (`Tracker.start`), then every new one.
+        columns: further columns of a train row, by the optimizer steps done.
 
     The module must have `last_metrics`, with at least `step` and `tokens`, after each step. Its
     values may be 0-d tensors, which are read only when a row is due: that waits for the device.
     """
 
-    def __init__(self, path: Path, log_every: int, tracker: Tracker) -> None:
+    def __init__(
+        self,
+        path: Path,
+        log_every: int,
+        tracker: Tracker,
+        columns: Callable[[int], Mapping[str, float]] = lambda step: {},
+    ) -> None:
         if log_every < 1:
             raise ValueError(f"log_every={log_every} must be at least 1")
         self.path = Path(path)
         self.log_every = log_every
         self.tracker = tracker
+        self.columns = columns
         self.train_seconds = 0.0
         """Seconds of training over all starts up to the last step, without validation."""
         self.tokens = 0
@@ -100,7 +108,8 @@ class Metrics(Callback):
             return
         self._written_step = step
         if trainer.is_global_zero:
-            self.write(module.last_metrics | {"train_seconds": round(self.train_seconds, 3)})
+            seconds = {"train_seconds": round(self.train_seconds, 3)}
+            self.write(module.last_metrics | self.columns(step) | seconds)
 
     def _advance_clock(self) -> None:
         now = time.perf_counter()

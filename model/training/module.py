@@ -7,7 +7,8 @@ the decision about non-finite gradients and the schedule belong to the optimizer
 """
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -18,6 +19,7 @@ from model.training.config import OptimizerSettings, ScheduleSettings, TrainerSe
 from model.training.loss import IGNORED, chunked_cross_entropy
 from model.training.optimizers import build_optimizer
 from model.training.schedules import learning_rate_factor
+from model.training.stages import Stage, stage_at, tokens_after, total_steps
 
 LN2 = 0.6931471805599453
 
@@ -26,13 +28,24 @@ class NonFiniteError(ValueError):
     """Too many optimizer steps in a row had a non-finite gradient: the settings do not train."""
 
 
+class ValidationSet(NamedTuple):
+    """The held-out text of a source."""
+
+    name: str
+    """Empty for a data set that is alone: it has no numbers of its own."""
+    weight: float
+    """In the mean over all sources."""
+    bytes_per_target: float
+    """UTF-8 bytes that one target stands for on average."""
+
+
 class TrainingModule(L.LightningModule):
     """Trains a `LanguageModel`.
 
     Args:
         model: the network.
-        total_tokens: tokens of the whole run, which the schedule refers to.
-        validation_bytes_per_target: UTF-8 bytes that one validation target stands for on average.
+        stages: of the run; its schedule refers to their tokens.
+        validation: one per loader of validation batches.
 
     Batches are dicts of int64 [rows, T]: `tokens`, `labels` (-100: not a target), `segments`.
     """
@@ -43,8 +56,8 @@ class TrainingModule(L.LightningModule):
         optimizer: OptimizerSettings,
         schedule: ScheduleSettings,
         trainer: TrainerSettings,
-        total_tokens: int,
-        validation_bytes_per_target: float,
+        stages: Sequence[Stage],
+        validation: Sequence[ValidationSet],
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -52,8 +65,9 @@ class TrainingModule(L.LightningModule):
         self.optimizer_settings = optimizer
         self.schedule = schedule
         self.training_settings = trainer
-        self.total_tokens = total_tokens
-        self.bytes_per_target = validation_bytes_per_target
+        self.stages = stages
+        self.total_tokens = tokens_after(stages, total_steps(stages))
+        self.validation = validation
         self.last_metrics: dict[str, float | Tensor] = {}
         self.skipped_steps = 0
         self.skipped_in_a_row = 0
@@ -64,15 +78,15 @@ class TrainingModule(L.LightningModule):
         return build_optimizer(self.optimizer_settings, self.model, precision)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        settings = self.training_settings
+        stage = self.enter_stage(self.trainer.global_step)
         self.model.redraw(self.trainer.global_step)
         step = self.trainer.global_step + 1
-        tokens = step * settings.batch_tokens
+        tokens = tokens_after(self.stages, step)
         targets = self._sum_over_ranks((batch["labels"] != IGNORED).sum())
         # Data-parallel strategies average gradients over ranks: undo it, the sum is wanted.
         share = self.trainer.world_size / targets.clamp(min=1)
 
-        rows = settings.micro_batch_rows or len(batch["tokens"])
+        rows = stage.micro_batch_rows or len(batch["tokens"])
         cross_entropy = torch.zeros((), device=self.device)
         for start in range(0, len(batch["tokens"]), rows):
             micro = {name: value[start : start + rows] for name, value in batch.items()}
@@ -97,34 +111,49 @@ class TrainingModule(L.LightningModule):
             "loss": self._sum_over_ranks(cross_entropy) / targets.clamp(min=1),
             "learning_rate": optimizer.param_groups[0]["lr"],
             "grad_norm": grad_norm,
-            "tokens_per_second": settings.batch_tokens / (now - self._step_started),
+            "tokens_per_second": stage.batch_tokens / (now - self._step_started),
             "skipped_steps": self.skipped_steps,
         }
+        if len(self.stages) > 1:
+            number = stage_at(self.stages, step - 1)
+            self.last_metrics |= {"stage": number, "seq_len": stage.seq_len}
         self._step_started = now
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(
+        self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         _, summed = self._loss(batch)
-        self._validation_sum += summed.double()
-        self._validation_targets += (batch["labels"] != IGNORED).sum()
+        self._validation_sum[dataloader_idx] += summed.double()
+        self._validation_targets[dataloader_idx] += (batch["labels"] != IGNORED).sum()
+
+    def enter_stage(self, step: int) -> Stage:
+        """Makes the model that of the step after `step` optimizer steps; returns its stage."""
+        stage = self.stages[stage_at(self.stages, step)]
+        if len(self.stages) > 1:
+            self.model.set_rope_base(stage.rope_base)
+        return stage
 
     def on_train_start(self) -> None:
         self._step_started = time.perf_counter()
 
     def on_validation_epoch_start(self) -> None:
-        self._validation_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._validation_targets = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.enter_stage(max(0, self.trainer.global_step - 1))  # as the last step trained it
+        sets = len(self.validation)
+        self._validation_sum = torch.zeros(sets, dtype=torch.float64, device=self.device)
+        self._validation_targets = torch.zeros(sets, dtype=torch.int64, device=self.device)
 
     def on_validation_epoch_end(self) -> None:
         total = self._sum_over_ranks(self._validation_sum)
-        nats = float(total / self._sum_over_ranks(self._validation_targets))
-        self.log("val_nats_per_token", nats)
-        self.log("val_bits_per_byte", nats / LN2 / self.bytes_per_target)
+        nats = (total / self._sum_over_ranks(self._validation_targets)).tolist()
+        for name, value in validation_metrics(nats, self.validation).items():
+            self.log(name, value)
 
     def on_validation_end(self) -> None:
         self._step_started = time.perf_counter()  # validation is not part of the throughput
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped_steps"] = self.skipped_steps
+        checkpoint["model_config"] = self.model.settings.model_dump(mode="json")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.skipped_steps = checkpoint["skipped_steps"]
@@ -164,3 +193,30 @@ class TrainingModule(L.LightningModule):
         if self.trainer.world_size == 1:
             return value
         return self.trainer.strategy.reduce(value, reduce_op="sum")
+
+
+def validation_metrics(
+    nats_per_target: Sequence[float], sets: Sequence[ValidationSet]
+) -> dict[str, float]:
+    """val_nats_per_token and val_bits_per_byte: means over the sources by weight, and of each.
+
+    Args:
+        nats_per_target: the loss of each source.
+    """
+    rows = [
+        (
+            one.name,
+            one.weight,
+            {"nats_per_token": nats, "bits_per_byte": nats / LN2 / one.bytes_per_target},
+        )
+        for nats, one in zip(nats_per_target, sets, strict=True)
+    ]
+    weights = sum(weight for _, weight, _ in rows)
+    values = {
+        f"val_{key}": sum(weight * own[key] for _, weight, own in rows) / weights
+        for key in ("nats_per_token", "bits_per_byte")
+    }
+    for name, _, own in rows:
+        if name:
+            values |= {f"val_{name}_{key}": value for key, value in own.items()}
+    return values

@@ -5,21 +5,31 @@ A log file of a batch job gets one line every few per cent instead of a bar that
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tqdm import tqdm
+
+from model.training.stages import Stage, stage_at
 
 
 class Progress(Callback):
     """Shows step, loss, tokens/s and the time left, from the resumed step on; rank 0 only.
 
     Args:
+        stages: of the run; where there are several, a line says when one begins.
         line_percent: share of the run, in per cent, between two plain lines.
         stream: where to; None: standard error. A bar is drawn when it is a terminal.
     """
 
-    def __init__(self, line_percent: float = 5, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage] = (),
+        line_percent: float = 5,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.stages = stages
         self.line_percent = line_percent
         self.stream = stream
         self._bar: tqdm | None = None
@@ -45,6 +55,20 @@ class Progress(Callback):
             )
         else:
             self._line(f"train: from step {trainer.global_step} to {trainer.max_steps}")
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        step = trainer.global_step
+        if len(self.stages) < 2 or not trainer.is_global_zero:
+            return
+        number = stage_at(self.stages, step)
+        stage = self.stages[number]
+        if step in (stage.first_step, self._first_step):
+            base = "" if stage.rope_base is None else f", rope base {stage.rope_base:,.0f}"
+            self._line(
+                f"train: stage {number} from step {stage.first_step} to "
+                f"{stage.first_step + stage.steps}: rows of {stage.seq_len:,} tokens, "
+                f"{stage.batch_tokens:,} tokens per step{base}"
+            )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if not trainer.is_global_zero:

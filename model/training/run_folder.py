@@ -85,27 +85,32 @@ class RunFolder:
         """Whether the run was created before (a folder appears only when it is complete)."""
         return self.config_file.is_file()
 
-    def check(self, config: Any, may_change: Collection[str]) -> None:
+    def check(
+        self, config: Any, may_change: Collection[str], forceable: Collection[str] = ()
+    ) -> None:
         """Raises what `open` and `locked` would raise; to be called before any work is done.
 
         Arguments as for `open`. Nothing is created where there is no run yet.
         """
         given = plain(config)
         if self.exists:
-            check_unchanged(self, self.config(_schema_of(config)), given, may_change)
+            check_unchanged(self, self.config(_schema_of(config)), given, may_change, forceable)
             self._starts()
             with self.locked():
                 pass
         else:
             self._check_free()
 
-    def open(self, config: Any, may_change: Collection[str]) -> bool:
+    def open(
+        self, config: Any, may_change: Collection[str], forceable: Collection[str] = ()
+    ) -> bool:
         """Creates the run, or continues it when it exists; returns whether it is continued.
 
         Args:
             config: the configuration; see `plain` for what it may be.
             may_change: dotted keys that may differ from the saved configuration; a key also
                 covers everything below it. The saved configuration is then replaced.
+            forceable: keys that data.force=true lets differ, for the message.
 
         Raises:
             ValueError: another key differs, or the folder holds files but no run.
@@ -114,7 +119,7 @@ class RunFolder:
         if not self.exists:
             self._create(given)
             return False
-        check_unchanged(self, self.config(_schema_of(config)), given, may_change)
+        check_unchanged(self, self.config(_schema_of(config)), given, may_change, forceable)
         starts = self._starts()
         if self.config() != given:
             write_atomic(self.config_file, _to_yaml(given))
@@ -275,6 +280,7 @@ def check_unchanged(
     saved: Mapping[str, Any],
     given: Mapping[str, Any],
     may_change: Collection[str],
+    forceable: Collection[str] = (),
 ) -> None:
     """Refuses to continue a run under another configuration.
 
@@ -282,20 +288,28 @@ def check_unchanged(
         ValueError: keys outside `may_change` differ; the message names each of them.
     """
     refused = [
-        (key, old, new)
-        for key, old, new in changed(saved, given)
-        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in may_change)
+        difference for difference in changed(saved, given) if not _covers(may_change, difference[0])
     ]
     if not refused:
         return
     lines = "\n".join(f"  {key}: saved {old!r}, given {new!r}" for key, old, new in refused)
     overrides = saved_values(refused)
+    force = ""
+    if all(_covers(forceable, key) for key, _, _ in refused):
+        force = (
+            "To continue this one on other data, add data.force=true: the steps that are left read "
+            "what they would have read in a run with these settings. "
+        )
     raise ValueError(
         f"{folder.path} was started with another configuration:\n{lines}\n"
         f"To continue it, give the saved values: {overrides}\nTo start a new run, give another "
-        f"run.name; with run.init_from={folder.path} it starts from this run's weights. "
+        f"run.name; with run.init_from={folder.path} it starts from this run's weights. {force}"
         f"May change in a continued run: {', '.join(sorted(may_change)) or 'nothing'}."
     )
+
+
+def _covers(keys: Collection[str], key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in keys)
 
 
 def plain(config: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def summarize(
     files: list[Path],
     next_commands: list[str],
     console: Console | None = None,
+    **of_sources: float,
 ) -> dict[str, Any]:
     """Writes summary.json and prints the summary.
 
@@ -37,6 +38,7 @@ def summarize(
         files: what to look at, such as the newest checkpoint and the plots.
         next_commands: what to type next.
         console: where to print; None: standard output.
+        of_sources: the scores of each source of a mixture, such as val_web_bits_per_byte.
 
     Returns:
         what summary.json holds.
@@ -53,6 +55,7 @@ def summarize(
         "val_bits_per_byte": val_bits_per_byte,
         "unigram_bits_per_byte": unigram_bits_per_byte,
         "gzip_bits_per_byte": gzip_bits_per_byte,
+        **of_sources,
         "files": [str(path) for path in [*files, folder.metrics_file, folder.summary_file]],
     }
     write_atomic(folder.summary_file, json.dumps(values, indent=2) + "\n")
@@ -69,6 +72,10 @@ def _print(values: dict[str, Any], next_commands: list[str], console: Console) -
     table.add_row("", f"{values['val_bits_per_byte']:.4f}", "bits per byte")
     table.add_row("  unigram", f"{values['unigram_bits_per_byte']:.4f}", "bits per byte")
     table.add_row("  gzip", f"{values['gzip_bits_per_byte']:.4f}", "bits per byte")
+    for key, value in values.items():
+        if key.startswith("val_") and key.endswith("_bits_per_byte") and key != "val_bits_per_byte":
+            source = key.removeprefix("val_").removesuffix("_bits_per_byte")
+            table.add_row(f"  {source}", f"{value:.4f}", "bits per byte")
     table.add_row("training", duration(values["train_seconds"]), "")
     table.add_row("", f"{values['tokens']:,}", f"tokens in {values['steps']:,} steps")
     table.add_row("", f"{values['tokens_per_second']:,.0f}", "tokens per second")

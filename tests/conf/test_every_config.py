@@ -8,12 +8,12 @@ import torch
 from pydantic import BaseModel
 
 from conf.cli import CONF, rewrite_overrides
-from conf.schema import EvalSettings, GenerateSettings, TrainSettings
+from conf.schema import EvalSettings, GenerateSettings, InspectSettings, TrainSettings
 from data.config import PrepareSettings
 from model.network import LanguageModel
-from model.training.config import check_rows
 from model.training.optimizers import build_optimizer
 from model.training.schedules import check_schedule, learning_rate_factor
+from model.training.stages import stages_of
 from tests.composing import FREE_TEXT, composed, composed_by_hydra, composed_values
 
 CHOICES = sorted(
@@ -23,12 +23,14 @@ NEEDED = {  # what a file leaves to the user on purpose
     ("data", "files"): ["data.files=text/*.txt"],
     ("data", "hub"): ["data.hub=someone/something"],
     ("data", "prepared"): ["data.dir=prepared/something"],
+    ("data", "mixture"): ["data.sources={web:{path:prepared/web}}"],
 }
 COMMANDS = {
     "train": TrainSettings,
     "generate": GenerateSettings,
     "eval": EvalSettings,
     "prepare": PrepareSettings,
+    "inspect": InspectSettings,
 }
 
 
@@ -37,7 +39,7 @@ def instantiate(settings: TrainSettings) -> LanguageModel:
     with torch.device("meta"):
         model = LanguageModel(settings.model, 32_768)
         build_optimizer(settings.optimizer, model, "32-true")
-    check_rows(settings.trainer, settings.data.seq_len)
+    stages_of(settings.trainer, settings.data.seq_len)
     total = settings.trainer.tokens
     check_schedule(settings.schedule, total)
     assert 0 <= learning_rate_factor(settings.schedule, total, total) < 1

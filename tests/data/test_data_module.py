@@ -7,8 +7,11 @@ import lightning
 import pytest
 import torch
 
+from data.index import read_index
 from data.module import PackedDataModule
 from data.packed import IGNORED, PackedSplit
+from data.rows import RowStage
+from data.sets import Prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -23,9 +26,10 @@ def module(stream, data_config):
         if key not in folders:
             folders[key] = stream(documents, name=f"stream{len(folders)}")
         return PackedDataModule(
-            folders[key],
+            {"": Prepared(folders[key], read_index(folders[key]))},
             data_config(seq_len=seq_len, workers=workers),
-            batch_rows,
+            {"": 1.0},
+            [RowStage(None, batch_rows, seq_len)],
             val_rows=val_rows,
             start_step=lambda: start,
             **({"rank": 0, "world": 1} | place),
@@ -99,7 +103,7 @@ def test_loaders_leave_the_global_random_state_alone(module):
     expected = torch.rand(4)
     torch.manual_seed(3)
     take(module(DOCUMENTS).train_dataloader(), 2)
-    take(module(DOCUMENTS).val_dataloader(), 2)
+    take(module(DOCUMENTS).val_dataloader()[0], 2)
     assert torch.equal(torch.rand(4), expected)
 
 
@@ -107,13 +111,13 @@ def test_loaders_leave_the_global_random_state_alone(module):
 def test_validation_covers_every_row_once_with_equal_batches_per_rank(module, world):
     served = []
     for rank in range(world):
-        loader = module(DOCUMENTS, rank=rank, world=world).val_dataloader()
+        (loader,) = module(DOCUMENTS, rank=rank, world=world).val_dataloader()
         batches = list(loader)
         assert len(batches) == len(loader)
         assert all(batch["tokens"].shape == (2, 4) for batch in batches)
         served.append(batches)
     assert len({len(batches) for batches in served}) == 1
-    split = PackedSplit(module(DOCUMENTS).validation.folder, "validation", 4)
+    split = PackedSplit(module(DOCUMENTS).validation[0].folder, "validation", 4)
     numbers = []
     for batch in itertools.chain(*served):
         for row, number in enumerate(batch["samples"].tolist()):
@@ -126,8 +130,8 @@ def test_validation_covers_every_row_once_with_equal_batches_per_rank(module, wo
 
 
 def test_a_validation_batch_has_no_more_rows_than_the_split(module):
-    (batch,) = module(DOCUMENTS, val_rows=2**63 - 1).val_dataloader()
-    split = PackedSplit(module(DOCUMENTS).validation.folder, "validation", 4)
+    ((batch,),) = module(DOCUMENTS, val_rows=2**63 - 1).val_dataloader()
+    split = PackedSplit(module(DOCUMENTS).validation[0].folder, "validation", 4)
     assert batch["samples"].tolist() == list(range(len(split)))
 
 
@@ -175,7 +179,9 @@ def test_lightning_continues_from_its_restored_step(stream, data_config, tmp_pat
             check_val_every_n_epoch=None,
             default_root_dir=tmp_path,
         )
-        data = PackedDataModule(folder, data_config(seq_len=4, workers=0), 3, val_rows=100)
+        sets = {"": Prepared(folder, read_index(folder))}
+        config = data_config(seq_len=4, workers=0)
+        data = PackedDataModule(sets, config, {"": 1.0}, [RowStage(None, 3, 4)], val_rows=100)
         trainer.fit(model, data, ckpt_path=checkpoint, weights_only=False)
         trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return model

@@ -10,9 +10,10 @@ from model.network import LanguageModel
 from model.training.checkpoint_io import load
 from model.training.checkpoints import Checkpoints, latest
 from model.training.load import load_weights
-from model.training.module import TrainingModule
+from model.training.module import TrainingModule, ValidationSet
+from model.training.stages import stages_of
 from tests.composing import composed, small_model
-from tests.training.test_module import OVERRIDES, Batches
+from tests.training.test_module import LENGTH, OVERRIDES, Batches
 
 DIM = 16
 EVERY_10 = "model.mixers.performer.redraw_every=10"
@@ -120,8 +121,10 @@ def trained_to(steps: int, folder=None, start=None) -> tuple[TrainingModule, dic
     settings = composed(*OVERRIDES)
     torch.manual_seed(0)
     model = small_model("performer", EVERY_10)
+    stages = stages_of(settings.trainer, LENGTH, 6400)
+    validation = [ValidationSet("", 1.0, 3.0)]
     module = TrainingModule(
-        model, settings.optimizer, settings.schedule, settings.trainer, 6400, 3.0
+        model, settings.optimizer, settings.schedule, settings.trainer, stages, validation
     )
     watch = Watch()
     config = model.settings.model_dump(mode="json")

@@ -6,6 +6,7 @@ import torch
 from model.network import LanguageModel
 from model.training import memory
 from model.training.memory import check_memory
+from model.training.stages import stages_of
 from tests.composing import composed
 
 CPU = torch.device("cpu")
@@ -15,7 +16,7 @@ def checked(*overrides: str) -> None:
     settings = composed(*overrides)
     with torch.device("meta"):
         model = LanguageModel(settings.model, 2048)
-    check_memory(model, settings.trainer, settings.data.seq_len, CPU)
+    check_memory(model, *stages_of(settings.trainer, settings.data.seq_len), CPU)
 
 
 @pytest.mark.parametrize(
@@ -38,5 +39,5 @@ def test_the_least_is_three_numbers_per_parameter_and_the_stream(monkeypatch):
     monkeypatch.setattr(memory, "_host_bytes", lambda: least)
     checked()
     monkeypatch.setattr(memory, "_host_bytes", lambda: least - 1)
-    with pytest.raises(ValueError, match=r"4 rows of data\.seq_len=512"):
+    with pytest.raises(ValueError, match=r"4 rows of seq_len=512"):
         checked()

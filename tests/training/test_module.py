@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from model.training.checkpoint_io import load
 from model.training.checkpoints import Checkpoints, latest
-from model.training.module import NonFiniteError, TrainingModule
+from model.training.module import NonFiniteError, TrainingModule, ValidationSet
+from model.training.stages import stages_of
 from tests.composing import composed, small_model
 
 ROWS, LENGTH = 4, 16
@@ -43,7 +44,11 @@ def module_of(*overrides, layers="gla softmax", compiled=False) -> TrainingModul
     if compiled:
         for block in model.blocks:
             block.compile(backend="eager", dynamic=False)
-    return TrainingModule(model, settings.optimizer, settings.schedule, settings.trainer, 6400, 3.0)
+    stages = stages_of(settings.trainer, LENGTH)
+    validation = [ValidationSet("", 1.0, 3.0)]
+    return TrainingModule(
+        model, settings.optimizer, settings.schedule, settings.trainer, stages, validation
+    )
 
 
 def fit(module: TrainingModule, steps: int, *callbacks, ckpt_path=None) -> L.Trainer:

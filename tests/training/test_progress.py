@@ -13,7 +13,7 @@ class Terminal(io.StringIO):
 
 
 def fit(folder, stream, percent=25, resume=None, max_steps=20, **options):
-    callbacks = [Progress(percent, stream), Checkpoints(folder, 7, 9, 0, {})]
+    callbacks = [Progress((), percent, stream), Checkpoints(folder, 7, 9, 0, {})]
     trainer = make_trainer(callbacks, max_steps, **options)
     trainer.fit(Standin(), datamodule=StandinData(), ckpt_path=resume)
     return stream.getvalue()

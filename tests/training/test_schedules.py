@@ -2,8 +2,8 @@
 
 import pytest
 
-from model.training.config import check_rows
 from model.training.schedules import check_schedule, learning_rate_factor
+from model.training.stages import stages_of
 from tests.composing import composed
 
 
@@ -53,6 +53,6 @@ def test_phases_longer_than_the_run_are_refused():
 
 def test_a_step_is_a_whole_number_of_rows():
     settings = composed("trainer.batch_tokens=4096")
-    check_rows(settings.trainer, 1024)
+    stages_of(settings.trainer, 1024)
     with pytest.raises(ValueError, match=r"whole number of rows.*use 3000 or 6000"):
-        check_rows(settings.trainer, 3000)
+        stages_of(settings.trainer, 3000)

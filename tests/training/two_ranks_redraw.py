@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from model.network import LanguageModel
 from model.training.checkpoints import Checkpoints, latest
-from model.training.module import TrainingModule
+from model.training.module import TrainingModule, ValidationSet
+from model.training.stages import stages_of
 from tests.composing import composed, small_model
 
 LENGTH = 16
@@ -87,8 +88,10 @@ def train(seed: int, steps: int, folder: Path, start: Path | None) -> dict:
     settings = composed(f"trainer.batch_tokens={4 * LENGTH}", "schedule.warmup=0")
     model = small_model("performer*2", "model.mixers.performer.redraw_every=10")
     at_start = projections(model)
+    stages = stages_of(settings.trainer, LENGTH, 26 * 4 * LENGTH)
+    validation = [ValidationSet("", 1.0, 3.0)]
     module = TrainingModule(
-        model, settings.optimizer, settings.schedule, settings.trainer, 26 * 4 * LENGTH, 3.0
+        model, settings.optimizer, settings.schedule, settings.trainer, stages, validation
     )
     watch = Watch()
     callbacks = [watch, Checkpoints(folder, 99, 9, 0, {})]

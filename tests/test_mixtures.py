@@ -1,0 +1,246 @@
+"""Runs on mixtures and in stages, through the commands: what is printed, refused and continued."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import data.inspect as inspect_command
+import eval as eval_command
+import train as train_command
+from data.index import read_index
+from data.prepare import prepare
+from model.training.checkpoint_io import load
+from model.training.load import saved_settings
+from model.training.metrics_file import is_validation, read
+from model.training.run_folder import RunFolder
+from tests.commands import SMALL, losses
+from tests.composing import composed
+
+STAGES = (
+    "trainer.stages=[{until_tokens:1280,seq_len:16},"
+    "{until_tokens:1920,weights:{code:1},rope_base:5000},{batch_tokens:256,rope_base:100000}]"
+)
+
+
+def prepared(root: Path, name: str, tokenizer: Path | None = None) -> Path:
+    """A small prepared data set."""
+    text = root / name
+    text.mkdir()
+    rows = [
+        {"text": "".join(f"{name} {i * j % 97} of {i}\n" for j in range(60 if i % 4 else 200))}
+        for i in range(14)
+    ]
+    (text / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = [key for key in SMALL if key.startswith(("data.", "tokenizer."))]
+    given = ["tokenizer.vocab_size=280" if tokenizer is None else f"tokenizer.path={tokenizer}"]
+    files = [f"data.files={text}/*.jsonl", f"data.root={root}/prepared"]
+    settings = composed(*small, *files, *given)
+    return prepare(settings.data, settings.tokenizer, progress=False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("mixture")
+    web = prepared(root, "web")
+    return {
+        "web": web,
+        "code": prepared(root, "code", web / "tokenizer.model"),
+        "alien": prepared(root, "alien"),
+    }
+
+
+def mixed(folders: dict[str, Path], web: float = 3, code: float = 1, other: str = "code") -> str:
+    sources = (
+        f"web:{{path:{folders['web']},weight:{web}}},code:{{path:{folders[other]},weight:{code}}}"
+    )
+    return f"data.sources={{{sources}}}"
+
+
+@pytest.fixture
+def mixture(command, folders, tmp_path, monkeypatch, capsys):
+    """Runs train.py on the mixture."""
+
+    def run(*overrides, sources=None):
+        given = [*SMALL, f"run.root={tmp_path}", "data=mixture", sources or mixed(folders)]
+        monkeypatch.setattr(sys, "argv", ["train.py", *given, *overrides])
+        try:
+            train_command.main()
+            code = 0
+        except SystemExit as exit:
+            code = exit.code
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run
+
+
+def test_a_run_in_stages_on_a_mixture_continues_from_any_stage(mixture, command, tmp_path, folders):
+    options = ["trainer.tokens=3200", "data.by_length={bounds:[500],weights:[1,2]}", STAGES]
+    options += ["trainer.keep_last=9", "data.seq_len=32", "model.mixers.softmax.rope_base=1000.0"]
+    code, out, err = mixture("run.name=whole", *options)
+    assert code == 0, err
+    assert (
+        "stage 1 from step 10 to 15: rows of 32 tokens, 128 tokens per step, rope base 5,000" in err
+    )
+    for part in ("training text of 20 steps", "500 and more", "100,000", "code 1"):
+        assert part in out, part
+    rows = [row for row in read(tmp_path / "whole" / "metrics.jsonl") if not is_validation(row)]
+    assert [row["tokens"] for row in rows][9:12] == [1280, 1408, 1536]
+    assert rows[-1]["tokens"] == 3200
+    assert [(row["stage"], row["seq_len"]) for row in rows[8:16:2]] == [
+        (0, 16),
+        (1, 32),
+        (1, 32),
+        (1, 32),
+    ]
+    assert rows[14]["epochs_web"] == rows[9]["epochs_web"]  # stage 1 reads code alone
+
+    columns = ("tokens", "grad_norm", "learning_rate", "epochs_web", "epochs_code", "stage")
+    expected = losses(tmp_path / "whole", *columns)
+    checkpoints = tmp_path / "whole" / "checkpoints"
+    bases = {
+        step: saved_settings(load(path), path).mixers["softmax"].rope_base
+        for step in (5, 15, 20)
+        for path in [checkpoints / f"step-{step:08d}.ckpt"]
+    }
+    assert bases == {5: 1000.0, 15: 5000.0, 20: 100000.0}
+    for step in (5, 10):  # as if killed before or exactly at the border of two stages
+        copy = tmp_path / f"from-{step}"
+        shutil.copytree(tmp_path / "whole", copy)
+        (copy / "checkpoints" / "latest").write_text(f"step-{step:08d}.ckpt\n")
+        code, _, err = mixture(f"run.name=from-{step}", *options)
+        assert code == 0, err
+        assert losses(copy, *columns) == expected
+
+    code, out, _ = command(eval_command.main, "run=whole")
+    assert code == 0
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    for name in ("val", "val_web", "val_code"):
+        assert f"{summary[f'{name}_bits_per_byte']:.4f}" in out
+    mean = 0.75 * summary["val_web_bits_per_byte"] + 0.25 * summary["val_code_bits_per_byte"]
+    assert summary["val_bits_per_byte"] == pytest.approx(mean)
+    validated = [row for row in read(tmp_path / "whole" / "metrics.jsonl") if is_validation(row)]
+    for row in validated:
+        mean = 0.75 * row["val_web_nats_per_token"] + 0.25 * row["val_code_nats_per_token"]
+        assert row["val_nats_per_token"] == pytest.approx(mean, rel=1e-5)
+
+    # The tracker gets what is saved: plain values, lists as lists.
+    config = RunFolder(tmp_path / "whole").config()
+    assert config == json.loads(json.dumps(config))
+    assert [stage["until_tokens"] for stage in config["trainer"]["stages"]] == [1280, 1920, None]
+    assert config["data"]["sources"]["code"] == {"path": str(folders["code"]), "weight": 1.0}
+
+
+def test_other_data_is_refused_with_every_difference_unless_it_is_forced(
+    mixture, folders, tmp_path
+):
+    assert mixture("run.name=old", "trainer.tokens=640")[0] == 0
+    longer = ["run.name=old", "trainer.tokens=640"]
+    code, _, err = mixture(*longer, "data.seed=4", sources=mixed(folders, web=1))
+    assert code == 1
+    assert "data.seed: saved 0, given 4" in err
+    assert "data.sources.web.weight: saved 3.0, given 1.0" in err
+    assert "add data.force=true" in err
+    code, _, err = mixture(*longer, "data.seed=4", "optimizer.lr=0.5")
+    assert code == 1
+    assert "data.force=true" not in err  # it would not help
+
+    # The same settings, and other contents behind them.
+    one, copies = folders["code"], {}
+    for name in ("web", "code"):
+        copies[name] = tmp_path / name
+        shutil.copytree(folders[name], copies[name])
+    moved = [*longer[:1].copy(), "trainer.tokens=640", "data.seed=0"]
+    assert mixture("run.name=kept", *moved[1:], sources=mixed(copies))[0] == 0
+    shutil.rmtree(copies["code"])
+    shutil.copytree(folders["web"], copies["code"])
+    code, _, err = mixture("run.name=kept", *moved[1:], sources=mixed(copies))
+    assert code == 1
+    before, now = (read_index(folder) for folder in (one, folders["web"]))
+    assert f"contents {before.fingerprint}, {before.train.tokens:,} training tokens" in err
+    assert f"contents {now.fingerprint}, {now.train.tokens:,} training tokens" in err
+    assert "source web" not in err
+    assert "type data.force=true" in err
+    code, _, err = mixture("run.name=kept", *moved[1:], "data.force=true", sources=mixed(copies))
+    assert code == 0, err
+    assert "from step 5 on other data" in err
+    record = json.loads((tmp_path / "kept" / "data.json").read_text())
+    (replaced,) = record["replaced"]
+    assert replaced["until_step"] == 5
+    assert replaced["sources"]["code"]["fingerprint"] == before.fingerprint
+    assert record["sources"]["code"]["fingerprint"] == now.fingerprint
+
+    code, _, err = mixture(*longer, "data.seed=4", "data.force=true")
+    assert code == 0, err
+    assert RunFolder(tmp_path / "old").config()["data"]["seed"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.files=a/*.txt"], "data.files=a/*.txt and data.sources are both given"),
+        (["data.sources.code.weight=null"], "web with a weight, code without; give all or none"),
+        (["data.sources.web.weight=0", "data.sources.code.weight=0"], "every weight is 0"),
+        (["data.sources.web.path=nowhere"], "data.sources.web.path=nowhere: nowhere is not a prep"),
+        (["data.by_length={bounds:[9,5],weights:[1,1,1]}"], "bounds=[9, 5] do not increase"),
+        (["data.by_length={bounds:[9],weights:[1,1,1]}"], "1 bounds make 2 buckets"),
+        (["trainer.stages=[{weights:{wbe:1}}]"], "no source 'wbe' (did you mean 'web'?)"),
+        (["trainer.stages=[{weights:{web:0}}]"], "trainer.stages.0.weights: every weight is 0"),
+        (
+            ["trainer.stages=[{rope_base:5000}]", "model.layers=gla"],
+            "trainer.stages.0: rope_base=50",
+        ),
+        (
+            ["trainer.stages=[{seq_len:4096,batch_tokens:4096}]", "trainer.tokens=8192"],
+            "too few for",
+        ),
+    ],
+)
+def test_mistakes_are_refused_before_a_run_is_made(mixture, tmp_path, overrides, message):
+    code, _, err = mixture("run.name=wrong", *overrides)
+    assert code == 1
+    assert message in err
+    assert err.count("error: ") == 1
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_sources_with_different_tokenizers_are_refused(mixture, folders):
+    code, _, err = mixture("run.name=wrong", sources=mixed(folders, other="alien"))
+    assert code == 1
+    assert "data.sources.web" in err
+    assert "data.sources.code" in err
+    assert "different tokenizers" in err
+    assert f"tokenizer.path={folders['web']}/tokenizer.model" in err
+
+
+def test_what_is_read_again_is_said_before_the_run(mixture, folders):
+    """Batches are larger than the text, so that few steps read it often."""
+    tokens = read_index(folders["code"]).train.tokens
+    many = ["trainer.batch_tokens=8192", "trainer.tokens=32768", "trainer.micro_batch_rows=null"]
+    code, _, err = mixture("run.name=often", *many, sources=mixed(folders, web=1, code=20))
+    assert code == 0, err
+    times = 32768 * 20 / 21 / tokens
+    word = "warning" if times > 4 else "note"
+    assert f"{word}: source code is read {times:.1f} times" in err
+    assert "source web" not in err
+
+
+def test_a_step_of_a_run_is_shown_row_by_row(mixture, command, tmp_path):
+    assert mixture("run.name=seen", "trainer.tokens=640")[0] == 0
+    code, out, _ = command(inspect_command.main, "run=seen", "step=5", "rank=1", "world=2")
+    assert code == 0
+    assert out.count("row ") >= 2
+    assert "row 1 of 2, sample 19, source" in out
+    for wrong, message in (
+        (["step=6"], "step=6: the run has steps 1 to 5"),
+        (["row=9"], "row=9: rank 0 of 1 has rows 0 to 3"),
+        (["world=3"], "4 rows cannot be shared equally by 3 ranks"),
+        (["data.seq_len=64"], "data.seq_len=64 with run=seen: a run has its own settings"),
+    ):
+        code, _, err = command(inspect_command.main, "run=seen", *wrong)
+        assert code == 1
+        assert message in err
+        assert err.count("\n") == 1

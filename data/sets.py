@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.config import DataConfig, TokenizerConfig, check_weights
-from data.index import TOKENIZER_FILE, Index, read_index
+from data.index import TOKENIZER_FILE, Index, read_index, verify_checksums
 
 
 class Prepared(NamedTuple):
@@ -37,6 +37,8 @@ def prepared_sets(data: DataConfig, tokenizer: TokenizerConfig) -> Sets:
     for name, source in data.sources.items():
         try:
             sets[name] = Prepared(Path(source.path), read_index(source.path))
+            if data.verify:
+                verify_checksums(*sets[name])
         except ValueError as error:
             raise ValueError(f"data.sources.{name}.path={source.path}: {error}") from error
         if sets[name].index.validation.tokens < 2:

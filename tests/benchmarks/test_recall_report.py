@@ -1,6 +1,7 @@
 """Tables, verdicts and the picture of recall from known accuracies, complete and not."""
 
 import io
+import statistics
 
 import matplotlib.pyplot as plt
 import pytest
@@ -8,9 +9,11 @@ from rich.console import Console
 
 from benchmarks.recall_models import MODELS, RESIZED, SIZES
 from benchmarks.recall_picture import draw
-from benchmarks.recall_report import kinds, recalled, show, verdicts
+from benchmarks.recall_report import kinds, most_pairs, recalled, show, verdicts
 from benchmarks.recall_results import Results
 from benchmarks.recall_work import best_rates, more_seeds
+from benchmarks.saved import read_results
+from conf.cli import CONF
 
 MACHINE = {
     "cpu": "Some CPU", "cores": 2, "threads": 1, "torch": "2.13", "python": "3.11",
@@ -175,3 +178,22 @@ def test_models_of_other_sizes_are_those_that_no_family_has():
     assert not set(MODELS) & set(RESIZED)
     listed = {name for sizes in SIZES.values() for name in sizes.values()}
     assert listed == set(RESIZED) | set(SIZES)
+
+
+def test_the_published_results_have_every_model_and_their_tables():
+    results = read_results(CONF.parent / "benchmarks/results/recall.json", Results)
+    text = (CONF.parent / "docs/results.md").read_text()
+    found, (trained, longer) = recalled(results), kinds(results)
+    assert {*MODELS, *RESIZED} <= set(found)
+    for name in MODELS:
+        model = found[name]
+        cells = [
+            f"{model.mean(kind):.2f} ±{statistics.stdev(model.accuracies[kind]):.2f}"
+            for kind in (*trained, *longer)
+        ]
+        assert f"| `{name}` | {' | '.join(cells)} |" in text, name
+    for mixer, sizes in SIZES.items():
+        for width, name in sizes.items():
+            hardest = found[name].mean(most_pairs(results)[-1])
+            assert f"| `{mixer}` | {width} | {found[name].state_bytes:,} |" in text
+            assert f"{hardest:.2f}" in text

@@ -209,10 +209,12 @@ def _json_lines(
             invalid.append(f"{path} (byte {offset + error.start})")
             return
         offset += len(line)
-        if content.strip():
+        del line  # a long record is in memory more than once as it is
+        if not content.isspace() and content:
             number += 1
             where = f"{path} record {number}"
             text = record_text(_record(content, where), text_column, where)
+            del content
             yield document(f"{name}:{number}", text)
     if number == 0:
         yield LeftOut(name, "no records")

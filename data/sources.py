@@ -23,6 +23,8 @@ class Part(NamedTuple):
 
 WHOLE = Part(0, 1)
 
+_PIECE = 1 << 20
+
 
 @dataclass(frozen=True)
 class Document:
@@ -35,8 +37,10 @@ class Document:
     family: str | None = None
 
     def pieces(self) -> Iterable[str]:
-        """The text as strings to be joined."""
-        return [self.text] if isinstance(self.text, str) else self.text
+        """The text as strings to be joined, none of them long."""
+        if not isinstance(self.text, str):
+            return self.text
+        return (self.text[i : i + _PIECE] for i in range(0, len(self.text), _PIECE))
 
 
 @dataclass(frozen=True)

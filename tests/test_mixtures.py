@@ -200,8 +200,8 @@ def test_a_forced_tokenizer_is_named_too(folders, tmp_path):
             "trainer.stages.0: rope_base=50",
         ),
         (
-            ["trainer.stages=[{seq_len:4096,batch_tokens:4096}]", "trainer.tokens=8192"],
-            "too few for",
+            ["trainer.stages=[{seq_len:65536,batch_tokens:65536}]", "trainer.tokens=65536"],
+            "too few for one row of 65,536 tokens",
         ),
     ],
 )

@@ -5,15 +5,15 @@
     python -m benchmarks.loader --read outputs/loader/loader.json
 
 Every number comes from a process of its own (loader_draw.py): seconds from nothing open to the
-first batch, tokens per second after that, and the anonymous memory that opening and drawing add to
-the process that reads rows; as stored, and with emphasis on long documents (data.by_length). The
-data set has shards of zeros that take no disk, and real starts of documents, 8 bytes each, which are
-removed at the end.
+first batch, tokens per second after that, and the anonymous memory that opening and drawing add
+to the process that reads rows; as stored, and with emphasis on long documents (data.by_length).
+The data set has shards of zeros that take no disk, and real starts of documents, 8 bytes each,
+which are removed at the end.
 
-The target is 20 times what training consumes. That is bounded by arithmetic: an H100 SXM has at most
-989.4e12 dense bfloat16 operations per second (NVIDIA's data sheet), and a token costs 3 times its
-forward pass, which the model counts for model=340m. No training is faster than that; at the 40 % of
-it that good ones reach, the loader has 2.5 times the room. Leaves all numbers, hardware and versions
+The target is 20 times what training consumes. That is bounded by arithmetic: an H100 SXM has at
+most 989.4e12 dense bfloat16 operations per second (NVIDIA's data sheet), and a token costs 3 times
+its forward pass, which the model counts for model=340m. No training is faster than that; 40 % of
+it is taken for what good ones reach. Leaves all numbers, hardware and versions
 in loader.json, saved as it goes: the same command continues.
 """
 

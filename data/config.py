@@ -168,7 +168,7 @@ class DataConfig(Settings):
         if not sources:
             raise ValueError(
                 "data.sources is empty. Type data.sources=null, or a source such as "
-                "+data.sources.web.path=prepared/web-0123456789"
+                "data.sources.web.path=prepared/web-0123456789"
             )
         weights = {name: source.weight for name, source in sources.items()}
         given = {name: weight for name, weight in weights.items() if weight is not None}
@@ -176,7 +176,7 @@ class DataConfig(Settings):
         if given and missing:
             raise ValueError(
                 f"data.sources: {', '.join(given)} with a weight, {', '.join(missing)} without; "
-                f"give all or none, such as +data.sources.{missing[0]}.weight=1"
+                f"give all or none, such as data.sources.{missing[0]}.weight=1"
             )
         if given:
             check_weights("data.sources", list(given.values()))

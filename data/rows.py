@@ -102,7 +102,7 @@ class TrainRows:
             split = self.splits[name, longest]
             # Where blocks are cut into rows, the last one must be whole.
             blocks = len(split) if len(lengths) == 1 else (split.stream_tokens - 1) // longest
-            if not blocks:
+            if split.stream_tokens <= longest:  # and its last label
                 raise ValueError(
                     f"{split.folder} has {split.stream_tokens:,} training tokens, too few for one "
                     f"row of {longest:,} tokens: give more text, or shorter rows"

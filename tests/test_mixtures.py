@@ -1,6 +1,7 @@
 """Runs on mixtures and in stages, through the commands: what is printed, refused and continued."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,12 +11,17 @@ import pytest
 import data.inspect as inspect_command
 import eval as eval_command
 import train as train_command
+from data.binding import bind, bound
+from data.epochs import repeats
 from data.index import read_index
 from data.prepare import prepare
+from data.rows import RowStage, TrainRows, row_stages
+from data.sets import Prepared, prepared_sets, weights_of
 from model.training.checkpoint_io import load
 from model.training.load import saved_settings
 from model.training.metrics_file import is_validation, read
 from model.training.run_folder import RunFolder
+from model.training.stages import stages_of
 from tests.commands import SMALL, losses
 from tests.composing import composed
 
@@ -107,7 +113,7 @@ def test_a_run_in_stages_on_a_mixture_continues_from_any_stage(mixture, command,
         for path in [checkpoints / f"step-{step:08d}.ckpt"]
     }
     assert bases == {5: 1000.0, 15: 5000.0, 20: 100000.0}
-    for step in (5, 10):  # as if killed before or exactly at the border of two stages
+    for step in (10,):  # as if killed at the border of two stages, before another one
         copy = tmp_path / f"from-{step}"
         shutil.copytree(tmp_path / "whole", copy)
         (copy / "checkpoints" / "latest").write_text(f"step-{step:08d}.ckpt\n")
@@ -137,45 +143,45 @@ def test_a_run_in_stages_on_a_mixture_continues_from_any_stage(mixture, command,
 def test_other_data_is_refused_with_every_difference_unless_it_is_forced(
     mixture, folders, tmp_path
 ):
-    assert mixture("run.name=old", "trainer.tokens=640")[0] == 0
-    longer = ["run.name=old", "trainer.tokens=640"]
-    code, _, err = mixture(*longer, "data.seed=4", sources=mixed(folders, web=1))
+    copies = {name: shutil.copytree(folders[name], tmp_path / name) for name in ("web", "code")}
+    run = ["run.name=kept", "trainer.tokens=128"]
+    assert mixture(*run, sources=mixed(copies))[0] == 0
+    code, _, err = mixture(*run, "data.seed=4", sources=mixed(copies, web=1))
     assert code == 1
     assert "data.seed: saved 0, given 4" in err
+    assert "saved {'web': {'path'" not in err
     assert "data.sources.web.weight: saved 3.0, given 1.0" in err
     assert "add data.force=true" in err
-    code, _, err = mixture(*longer, "data.seed=4", "optimizer.lr=0.5")
-    assert code == 1
-    assert "data.force=true" not in err  # it would not help
 
     # The same settings, and other contents behind them.
-    one, copies = folders["code"], {}
-    for name in ("web", "code"):
-        copies[name] = tmp_path / name
-        shutil.copytree(folders[name], copies[name])
-    moved = [*longer[:1].copy(), "trainer.tokens=640", "data.seed=0"]
-    assert mixture("run.name=kept", *moved[1:], sources=mixed(copies))[0] == 0
     shutil.rmtree(copies["code"])
     shutil.copytree(folders["web"], copies["code"])
-    code, _, err = mixture("run.name=kept", *moved[1:], sources=mixed(copies))
+    code, _, err = mixture(*run, sources=mixed(copies))
     assert code == 1
-    before, now = (read_index(folder) for folder in (one, folders["web"]))
+    before, now = (read_index(folders[name]) for name in ("code", "web"))
     assert f"contents {before.fingerprint}, {before.train.tokens:,} training tokens" in err
     assert f"contents {now.fingerprint}, {now.train.tokens:,} training tokens" in err
     assert "source web" not in err
     assert "type data.force=true" in err
-    code, _, err = mixture("run.name=kept", *moved[1:], "data.force=true", sources=mixed(copies))
+    code, _, err = mixture(*run, "data.seed=4", "data.force=true", sources=mixed(copies))
     assert code == 0, err
-    assert "from step 5 on other data" in err
+    assert "from step 1 on other data" in err
     record = json.loads((tmp_path / "kept" / "data.json").read_text())
     (replaced,) = record["replaced"]
-    assert replaced["until_step"] == 5
+    assert replaced["until_step"] == 1
     assert replaced["sources"]["code"]["fingerprint"] == before.fingerprint
     assert record["sources"]["code"]["fingerprint"] == now.fingerprint
+    assert RunFolder(tmp_path / "kept").config()["data"]["seed"] == 4
 
-    code, _, err = mixture(*longer, "data.seed=4", "data.force=true")
-    assert code == 0, err
-    assert RunFolder(tmp_path / "old").config()["data"]["seed"] == 4
+
+def test_a_forced_tokenizer_is_named_too(folders, tmp_path):
+    def sets(name):
+        return {"": Prepared(folders[name], read_index(folders[name]))}
+
+    bind(tmp_path, sets("web"))
+    with pytest.raises(ValueError, match=r"tokenizer: saved \w+, given \w+\n  data set: saved"):
+        bind(tmp_path, sets("alien"))
+    assert bound(tmp_path, {"data": {"dir": None}}) == sets("web")
 
 
 @pytest.mark.parametrize(
@@ -194,50 +200,54 @@ def test_other_data_is_refused_with_every_difference_unless_it_is_forced(
             "trainer.stages.0: rope_base=50",
         ),
         (
-            ["trainer.stages=[{seq_len:4096,batch_tokens:4096}]", "trainer.tokens=8192"],
-            "too few for",
+            ["trainer.stages=[{seq_len:65536,batch_tokens:65536}]", "trainer.tokens=65536"],
+            "too few for one row of 65,536 tokens",
         ),
     ],
 )
-def test_mistakes_are_refused_before_a_run_is_made(mixture, tmp_path, overrides, message):
-    code, _, err = mixture("run.name=wrong", *overrides)
-    assert code == 1
-    assert message in err
-    assert err.count("error: ") == 1
-    assert not (tmp_path / "wrong").exists()
+def test_mistakes_are_refused_before_a_run_is_made(folders, overrides, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        opened(composed(*SMALL, "data=mixture", mixed(folders), *overrides))
 
 
-def test_sources_with_different_tokenizers_are_refused(mixture, folders):
+def opened(settings):
+    """What train.py checks before it makes a run."""
+    train_command.check_settings(settings)
+    sets = prepared_sets(settings.data, settings.tokenizer)
+    stages = stages_of(settings.trainer, settings.data.seq_len)
+    return TrainRows(sets, weights_of(settings.data, sets), None, row_stages(stages), 0)
+
+
+def test_sources_with_different_tokenizers_are_refused(mixture, folders, tmp_path):
     code, _, err = mixture("run.name=wrong", sources=mixed(folders, other="alien"))
     assert code == 1
     assert "data.sources.web" in err
     assert "data.sources.code" in err
     assert "different tokenizers" in err
     assert f"tokenizer.path={folders['web']}/tokenizer.model" in err
+    assert not (tmp_path / "wrong").exists()
 
 
-def test_what_is_read_again_is_said_before_the_run(mixture, folders):
-    """Batches are larger than the text, so that few steps read it often."""
-    tokens = read_index(folders["code"]).train.tokens
-    many = ["trainer.batch_tokens=8192", "trainer.tokens=32768", "trainer.micro_batch_rows=null"]
-    code, _, err = mixture("run.name=often", *many, sources=mixed(folders, web=1, code=20))
-    assert code == 0, err
-    times = 32768 * 20 / 21 / tokens
-    word = "warning" if times > 4 else "note"
-    assert f"{word}: source code is read {times:.1f} times" in err
-    assert "source web" not in err
+def test_what_is_read_again_is_said(folders):
+    sets = {name: Prepared(folders[name], read_index(folders[name])) for name in ("web", "code")}
+    rows = TrainRows(sets, {"web": 1.0, "code": 8.0}, None, [RowStage(None, 9, 32)], 0)
+    steps = 2 * len(rows.splits["code", 32]) // 8
+    twice, *more = repeats(rows, steps + 1)
+    assert twice == "note: source code is read 2.0 times, in another order each time"
+    assert not more
+    five_times = repeats(rows, 5 * steps // 2 + 1)
+    assert "warning: source code is read 5.0 times; beyond 4 times" in five_times[0]
 
 
-def test_a_step_of_a_run_is_shown_row_by_row(mixture, command, tmp_path):
-    assert mixture("run.name=seen", "trainer.tokens=640")[0] == 0
-    code, out, _ = command(inspect_command.main, "run=seen", "step=5", "rank=1", "world=2")
+def test_a_step_of_a_run_is_shown_row_by_row(command, trained):
+    trained("seen")
+    code, out, _ = command(inspect_command.main, "run=seen", "step=1", "rank=1", "world=2")
     assert code == 0
-    assert out.count("row ") >= 2
-    assert "row 1 of 2, sample 19, source" in out
+    assert "row 1 of 2, sample 3, epoch 1, window" in out
+    assert "item" in out
     for wrong, message in (
-        (["step=6"], "step=6: the run has steps 1 to 5"),
+        (["step=6"], "step=6: the run has steps 1 to 1"),
         (["row=9"], "row=9: rank 0 of 1 has rows 0 to 3"),
-        (["world=3"], "4 rows cannot be shared equally by 3 ranks"),
         (["data.seq_len=64"], "data.seq_len=64 with run=seen: a run has its own settings"),
     ):
         code, _, err = command(inspect_command.main, "run=seen", *wrong)

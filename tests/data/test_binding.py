@@ -10,6 +10,7 @@ from data.binding import bind, bound, prepare_command
 from data.config import PrepareSettings
 from data.index import read_index
 from data.prepare import prepare
+from data.sets import Prepared
 from tests.composing import composed
 
 
@@ -21,7 +22,7 @@ def run(tmp_path, data_config, tokenizer_config, text_folder):
     folder = prepare(data, tokenizer, progress=False)
     run = tmp_path / "run"
     run.mkdir()
-    bind(run, folder, read_index(folder))
+    bind(run, {"": Prepared(folder, read_index(folder))})
     return run, {"data": data.model_dump(), "tokenizer": tokenizer.model_dump()}, folder
 
 
@@ -34,7 +35,7 @@ def typed(command):
 
 def test_a_data_set_that_is_gone_is_named_with_the_command_that_prepares_it_again(run):
     path, config, folder = run
-    assert bound(path, config) == (folder, read_index(folder))
+    assert bound(path, config) == {"": Prepared(folder, read_index(folder))}
     shutil.rmtree(folder)
     with pytest.raises(ValueError, match=f"data set {folder} of run 'run' .* is gone") as error:
         bound(path, config)
@@ -42,14 +43,14 @@ def test_a_data_set_that_is_gone_is_named_with_the_command_that_prepares_it_agai
     settings = typed(str(error.value).splitlines()[-1].strip())
     assert settings.model_dump(include={"data", "tokenizer"}) == config
     assert prepare(settings.data, settings.tokenizer, progress=False) == folder
-    assert bound(path, config) == (folder, read_index(folder))
+    assert bound(path, config) == {"": Prepared(folder, read_index(folder))}
 
 
 def test_a_data_set_with_the_same_contents_and_another_name_is_found(run):
     path, config, folder = run
     index = read_index(folder)
     moved = folder.rename(folder.with_name("another"))
-    assert bound(path, config) == (moved, index)
+    assert bound(path, config) == {"": Prepared(moved, index)}
     contents = json.loads((moved / "index.json").read_text())
     (moved / "index.json").write_text(json.dumps(contents | {"fingerprint": "0"}))
     with pytest.raises(ValueError, match=r"is gone, and none in .* has the same contents"):

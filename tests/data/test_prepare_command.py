@@ -50,7 +50,8 @@ def test_shipped_data_settings_are_complete(path):
     values = yaml.safe_load(path.read_text())
     assert list(values) == list(DataConfig.model_fields)
     missing = [key for key, value in values.items() if value == "???"]
-    assert missing == [{"prepared": "dir"}.get(path.stem, path.stem)] * (path.stem != "stdlib")
+    named = {"prepared": "dir", "mixture": "sources"}.get(path.stem, path.stem)
+    assert missing == [named] * (path.stem != "stdlib")
     DataConfig(**(values | dict.fromkeys(missing, REQUIRED[path.stem])))
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import matplotlib.pyplot as plt
 import pytest
@@ -9,7 +10,10 @@ from rich.console import Console
 
 from benchmarks import crossover as command
 from benchmarks.crossover_picture import draw
-from benchmarks.crossover_report import crossing_of, show, summary
+from benchmarks.crossover_report import SOFTMAX, crossing_of, curve, show, summary
+from benchmarks.crossover_results import Results
+from benchmarks.saved import read_results
+from conf.cli import CONF
 
 TINY = ["--mixers", "linear", "kda", "--width", "16", "--head-dims", "8"]
 TINY += ["--lengths", "4", "8", "--contexts", "4"]
@@ -220,3 +224,21 @@ def test_widths_that_do_not_fit_are_refused_before_any_work(arguments, message, 
     assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_the_published_crossovers_and_memory_are_those_of_the_raw_numbers():
+    results = read_results(CONF.parent / "benchmarks/results/crossover.json", Results)
+    text = (CONF.parent / "docs/mixers.md").read_text()
+    for mixer in results["settings"]["mixers"]:
+        if mixer == SOFTMAX:
+            continue
+        cells = [
+            str(crossing_of(results, mixer, d, "whole", way)).replace("none to", "beyond")
+            for way in ("training", "decode")
+            for d in (32, 64, 128)
+        ]
+        training, decode = " | ".join(cells[:3]), " | ".join(cells[3:])
+        pattern = rf"\| `{mixer}` \| {training} \| [0-9.]+ \| {decode} \|"
+        assert re.search(pattern, text), mixer
+        mebibytes = curve(results, mixer, 64, "whole", "training", "bytes")[4096] / 2**20
+        assert re.search(rf"\| `{mixer}`[^|]* \| {mebibytes:.0f} \|", text), mixer

@@ -21,6 +21,7 @@ import data.prepare
 from data.folder import LOCK_FILE, building, save_array
 from data.index import files_of, read_index, verify_checksums
 from data.packed import PackedSplit
+from data.pool import _give
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
 from tests.full_disk import files_end_at
@@ -420,7 +421,7 @@ def test_a_death_of_an_encoding_process_keeps_what_is_complete(settings, monkeyp
     def give(process, pipe, task):
         if len(killed) == 0 and task.first >= 20:
             killed.append(process.kill())
-        pipe.send(task)
+        _give(process, pipe, task)
 
     with monkeypatch.context() as patch:
         patch.setattr("data.pool._give", give)

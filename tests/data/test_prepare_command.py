@@ -42,7 +42,13 @@ def test_a_mistake_ends_the_command_with_one_error(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-REQUIRED = {"files": "a.txt", "hub": "owner/name", "prepared": "prepared/x", "stdlib": None}
+REQUIRED = {
+    "files": "a.txt",
+    "hub": "owner/name",
+    "prepared": "prepared/x",
+    "mixture": {"web": {"path": "prepared/x", "weight": 1.0}},
+    "stdlib": None,
+}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf/data").glob("*.yaml")), ids=lambda p: p.stem)

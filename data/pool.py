@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ def in_order(
         for _ in range(processes):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-            with _interrupts_ignored():  # the child inherits it from its first instruction on
+            with _interrupts_held():  # the child inherits it from its first instruction on
                 process.start()
             theirs.close()
             workers.append((process, ours))
@@ -108,14 +109,15 @@ def _serve(pipe: Connection, work: Callable[[Task], Result]) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal; this one answers it and ends the others."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: a Ctrl-C that falls in this moment ends the child too
-        yield
-        return
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal; this one answers it and ends the others.
+
+    A child that is started in here never sees it: what is blocked stays so. Here it is only late.
+    """
+    # Started by the first process, it would unblock what is blocked.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -229,3 +229,13 @@ def test_parts_of_every_source_joined_are_the_source(tmp_path, data_config):
             assert names_and_texts(source, count) == list("abcdef"), (source.title, count)
         with pytest.raises(ValueError, match=r"has 3 files, which cannot be shared by 4 tasks"):
             names_and_texts(source, 4)
+
+
+def test_a_part_without_any_text_is_a_part_all_the_same(arguments, text_folder):
+    for name in ("00", "01", "39"):
+        (text_folder / f"{name}.txt").write_text("")
+    one = prepare(*arguments("one"), progress=False)
+    several = prepare_in_parts(39, arguments())
+    assert np.array_equal(stream_of(several, "train")[0], stream_of(one, "train")[0])
+    assert read_index(several).rejected == read_index(one).rejected
+    assert read_index(several).rejected.examples == {"empty": ["00.txt", "01.txt", "39.txt"]}

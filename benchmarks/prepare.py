@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -47,6 +47,32 @@ _UNSPLIT = 3_000_000
 _TARGET = 0.7
 _MOST_MEMORY = 2_000_000_000
 _ROOT = Path(__file__).resolve().parent.parent
+
+# A small process in between: the peak memory of a process begins with that of the one that started
+# it. The resources are those of the command with all processes that it waited for; peak memory is
+# that of the largest. Ctrl-C reaches the command, too, and ends it.
+_LAUNCHER = """
+import json, os, signal, subprocess, sys, time
+begin = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+_, status, used = os.wait4(process.pid, 0)
+print(json.dumps({
+    "exit_code": os.waitstatus_to_exitcode(status),
+    "cpu_seconds": used.ru_utime + used.ru_stime,
+    "wall_seconds": time.perf_counter() - begin,
+    "peak": used.ru_maxrss,
+}))
+"""
+
+
+class Used(NamedTuple):
+    """What `_LAUNCHER` prints; peak in the units of the operating system."""
+
+    exit_code: int
+    cpu_seconds: float
+    wall_seconds: float
+    peak: int
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -152,7 +178,7 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 def _measured(work: Path, tokenizer: Tokenizer, sample: str, processes: int) -> dict[str, Any]:
     busy = load()
     before = bare_speed(tokenizer, sample)
-    folder, used, wall = _prepared(work, f"{work}/corpus/*", processes)
+    folder, used = _prepared(work, f"{work}/corpus/*", processes)
     after = bare_speed(tokenizer, sample)
     index = read_index(folder)
     shutil.rmtree(folder.parent)
@@ -161,9 +187,9 @@ def _measured(work: Path, tokenizer: Tokenizer, sample: str, processes: int) -> 
         "bytes": index.train.bytes + index.validation.bytes,
         "tokens": index.train.tokens + index.validation.tokens,
         "bare": [before, after],
-        "cpu_seconds": used.ru_utime + used.ru_stime,
-        "wall_seconds": wall,
-        "peak_bytes": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "cpu_seconds": used.cpu_seconds,
+        "wall_seconds": used.wall_seconds,
+        "peak_bytes": used.peak * (1 if sys.platform == "darwin" else 1024),
         "load": busy,
     }
 
@@ -179,24 +205,18 @@ def bare_speed(tokenizer: Tokenizer, sample: str) -> float:
     return passes * size / (time.process_time() - begin)
 
 
-def _prepared(work: Path, files: str, processes: int) -> tuple[Path, Any, float]:
-    """The folder, what all processes of the command used together, and seconds on the clock."""
+def _prepared(work: Path, files: str, processes: int) -> tuple[Path, Used]:
+    """The folder, and what all processes of the command used together."""
     command = [sys.executable, "-m", "data.prepare", f"data.files={files}"]
     command += [f"data.root={work}/prepared", f"data.processes={processes}", "data.seq_len=64"]
     command += [f"tokenizer.path={work}/tokenizer.model"]
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.DEVNULL)
-    try:
-        # Its resources, with those of all processes that it waited for; peak memory is the largest.
-        _, status, used = os.wait4(process.pid, 0)
-    except KeyboardInterrupt:
-        process.wait()
-        raise
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise Refused(f"python -m data.prepare ended with exit code {process.returncode}")
+    launch = [sys.executable, "-S", "-c", _LAUNCHER, *command]
+    done = subprocess.run(launch, cwd=_ROOT, stdout=subprocess.PIPE, check=True)
+    used = Used(**json.loads(done.stdout))
+    if used.exit_code:
+        raise Refused(f"python -m data.prepare ended with exit code {used.exit_code}")
     (folder,) = (work / "prepared").glob("[!.]*")
-    return folder, used, time.perf_counter() - begin
+    return folder, used
 
 
 def _unsplit(work: Path, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -206,7 +226,7 @@ def _unsplit(work: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     files.mkdir()
     (files / "long.txt").write_text(text, encoding="utf-8", newline="")
     (files / "short.txt").write_text(some_text(_UNSPLIT // 10, _SEED + 2), encoding="utf-8")
-    folder, _, _ = _prepared(work, f"{files}/*", 2)
+    folder, _ = _prepared(work, f"{files}/*", 2)
     shard = np.fromfile(folder / "train-00000.bin", read_index(folder).dtype)
     shutil.rmtree(folder.parent)
     whole = [tokenizer.bos_id, *tokenizer.encode(text, limit=len(text)), tokenizer.eos_id]

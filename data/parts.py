@@ -23,12 +23,12 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from data.build import encode_part, folder_of, source_of, tidy
 from data.config import DataConfig, TokenizerConfig
 from data.folder import alone, building, sharing, temporary_folder
 from data.index import INDEX_FILE
 from data.merge import encoded_file, merge
 from data.plan import make_plan, part_folder
-from data.prepare import encode_part, folder_of, source_of, tidy
 from data.sources import Part
 from data.spool import fill_spool, is_complete
 

@@ -18,27 +18,20 @@ Many tasks, such as those of a SLURM array, share a preparation (data.parts says
     python -m data.prepare ... merge=true                        # then once
 """
 
-import hashlib
 import json
-import os
-import shutil
-import sys
 from pathlib import Path
 
 from conf.cli import hydra_main
+from data.build import encode_part, folder_of, source_of, tidy
 from data.config import DataConfig, PrepareSettings, TokenizerConfig
-from data.encode import write_split
-from data.files import files_source
-from data.folder import LOCK_FILE, building, write_atomically
-from data.hub import hub_source
-from data.index import FORMAT_VERSION, INDEX_FILE, Index, files_of, read_index, verify_checksums
-from data.merge import EncodedPart, encoded_file, gzip_bytes, merge
+from data.folder import building
+from data.index import INDEX_FILE, Index, files_of, read_index, verify_checksums
+from data.merge import merge
+from data.parts import merge_parts, parse_part, prepare_part
 from data.plan import make_plan, part_folder
 from data.report import summary
-from data.sources import WHOLE, Part, Source
-from data.spool import TEXT_FILE, byte_bar, fill_spool
-from data.stdlib import stdlib_source
-from data.tokenizer import Tokenizer
+from data.sources import WHOLE
+from data.spool import byte_bar, fill_spool
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = True) -> Path:
@@ -74,74 +67,12 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = Tr
     return folder
 
 
-def source_of(data: DataConfig) -> Source:
-    """What the settings name."""
-    if data.files is not None:
-        return files_source(data.patterns, data.text_column)
-    return stdlib_source() if data.hub is None else hub_source(data)
-
-
-def folder_of(source: Source, data: DataConfig, tokenizer: TokenizerConfig) -> Path:
-    """Where the data set is, or will be."""
-    settings = tokenizer.model_dump()
-    if tokenizer.path is not None:
-        settings = {"fingerprint": Tokenizer.load(tokenizer.path).fingerprint}
-    parts = [FORMAT_VERSION, source.description, data.validation_bytes, data.seed, settings]
-    if data.drop_duplicates:
-        parts.append("drop_duplicates")
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
-    return Path(data.root) / f"{source.name}-{key}"
-
-
-def encode_part(folder: Path, part: Part, data: DataConfig, progress: bool) -> EncodedPart:
-    """Writes the shards of a part, unless that was done before."""
-    path = encoded_file(folder, part.number)
-    if path.exists():
-        return EncodedPart.model_validate_json(path.read_bytes())
-    processes = data.processes or available_cores()
-    text = part_folder(folder, part.number) / TEXT_FILE
-    ending = "" if part.count == 1 else f"-{part.number:05d}"
-    with byte_bar("encoding", text.stat().st_size, progress) as bar:
-        train, train_cuts = write_split(
-            folder, part.number, f"train{ending}", "train", processes, bar
-        )
-        validation, validation_cuts = write_split(
-            folder, part.number, f"validation{ending}", "validation", processes, bar
-        )
-    encoded = EncodedPart(
-        train=train,
-        validation=validation,
-        validation_gzip_bytes=gzip_bytes(folder, part.number, "validation"),
-        unsafe_cuts=train_cuts + validation_cuts,
-    )
-    write_atomically(path, encoded.model_dump_json().encode())
-    return encoded
-
-
-def tidy(folder: Path) -> None:
-    """Removes from a folder with an index all that is no part of the data set; tells its notes."""
-    index = read_index(folder)
-    keep = files_of(index) | {LOCK_FILE}
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name not in keep:
-            entry.unlink()
-    for note in index.notes:
-        print(f"note: {note}", file=sys.stderr)
-
-
 def verify(folder: Path, index: Index, progress: bool) -> None:
     """Reads every byte of a data set. Raises ValueError, naming the file, if one changed."""
     paths = [folder / name for name in files_of(index)]
     total = sum(path.stat().st_size for path in paths if path.exists())
     with byte_bar("checking", total, progress) as bar:
         verify_checksums(folder, index, bar.update)
-
-
-def available_cores() -> int:
-    """Cores that this process may use; a SLURM task has a share of the machine's."""
-    return os.cpu_count() if sys.platform == "darwin" else len(os.sched_getaffinity(0))
 
 
 def _check_source(index: Index, folder: Path, data: DataConfig) -> None:
@@ -172,14 +103,12 @@ def _check_rows(index: Index, folder: Path, seq_len: int) -> None:
 @hydra_main("prepare", PrepareSettings)
 def main(settings: PrepareSettings) -> None:
     """The command: prepares the data set, or checks every byte of one that is there already."""
-    from data import parts
-
     if settings.shard is not None:
-        part = parts.parse_part(settings.shard)
-        print(parts.prepare_part(part, settings.data, settings.tokenizer))
+        part = parse_part(settings.shard)
+        print(prepare_part(part, settings.data, settings.tokenizer))
         return
     if settings.merge:
-        parts.merge_parts(settings.data, settings.tokenizer)
+        merge_parts(settings.data, settings.tokenizer)
     checked = settings.data.model_copy(update={"verify": True})
     folder = prepare(checked, settings.tokenizer)
     print(summary(read_index(folder), folder))

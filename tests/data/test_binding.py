@@ -30,7 +30,13 @@ def typed(command):
     """The settings that a command line of `python -m data.prepare` gives."""
     program, *overrides = shlex.split(command.removeprefix("python -m "))
     assert program == "data.prepare"
-    return composed(*overrides, config="prepare", schema=PrepareSettings)
+    settings = composed(*overrides, config="prepare", schema=PrepareSettings)
+    assert (settings.shard, settings.merge) == (None, False)
+    return settings
+
+
+def sections(settings):
+    return settings.model_dump(include={"data", "tokenizer"})
 
 
 def test_a_data_set_that_is_gone_is_named_with_the_command_that_prepares_it_again(run):
@@ -41,7 +47,7 @@ def test_a_data_set_that_is_gone_is_named_with_the_command_that_prepares_it_agai
         bound(path, config)
     assert "..." not in str(error.value)
     settings = typed(str(error.value).splitlines()[-1].strip())
-    assert settings.model_dump(include={"data", "tokenizer"}) == config
+    assert sections(settings) == config
     assert prepare(settings.data, settings.tokenizer, progress=False) == folder
     assert bound(path, config) == {"": Prepared(folder, read_index(folder))}
 
@@ -69,7 +75,7 @@ def test_the_command_names_what_differs_from_the_defaults_and_nothing_else():
     settings = composed("data.files=[my texts/*.md,b/?.txt]", "tokenizer=sentencepiece_32k")
     config = {"data": settings.data.model_dump(), "tokenizer": settings.tokenizer.model_dump()}
     command = prepare_command(config)
-    assert typed(command).model_dump() == config | {"shard": None, "merge": False}
+    assert sections(typed(command)) == config
     assert "data.seed" not in command
     defaults = composed(config="prepare", schema=PrepareSettings).model_dump()
     assert prepare_command(defaults) == "python -m data.prepare"

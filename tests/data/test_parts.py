@@ -229,3 +229,17 @@ def test_parts_of_every_source_joined_are_the_source(tmp_path, data_config):
             assert names_and_texts(source, count) == list("abcdef"), (source.title, count)
         with pytest.raises(ValueError, match=r"has 3 files, which cannot be shared by 4 tasks"):
             names_and_texts(source, 4)
+
+
+def test_a_part_without_any_text_is_a_part_all_the_same(arguments, text_folder, tmp_path):
+    texts = [path.read_text() for path in sorted(text_folder.iterdir())]
+    few = tmp_path / "few"
+    few.mkdir()
+    for name, text in (("a", "".join(texts[:20])), ("b", "".join(texts[20:])), ("c", "")):
+        (few / f"{name}.txt").write_text(text)
+    one = prepare(*arguments("one", files=f"{few}/*.txt"), progress=False)
+    several = prepare_in_parts(3, arguments(files=f"{few}/*.txt"))
+    for split in ("train", "validation"):
+        assert np.array_equal(stream_of(several, split)[0], stream_of(one, split)[0])
+    assert read_index(several).rejected == read_index(one).rejected
+    assert read_index(several).rejected.examples == {"empty": ["c.txt"]}

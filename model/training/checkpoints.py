@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from conf.records import read_record
@@ -86,6 +87,23 @@ class Checkpoints(Callback):
         if is_complete(self.path(checkpoint["global_step"])):
             self._saved_step = checkpoint["global_step"]
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Each rank reads the pointer itself; where they saw different files (a shared file system
+        # that lags), their collectives would wait for each other for ever.
+        if trainer.world_size == 1:
+            return
+        step = trainer.global_step
+        last = torch.tensor(step, device=trainer.strategy.root_device)
+        first = -trainer.strategy.reduce(-last, reduce_op="max")
+        last = trainer.strategy.reduce(last, reduce_op="max")
+        if first != last:
+            raise CheckpointError(
+                f"rank {trainer.global_rank} continues from step {step}, others from step "
+                f"{int(first if step == last else last)}: not all ranks see the same files in "
+                f"{self.folder}. run.root must be a folder that all nodes share; if it is, give "
+                "the same command again"
+            )
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step % self.every_steps == 0:
             self.save(trainer)
@@ -125,16 +143,26 @@ class Checkpoints(Callback):
         if step == self._saved_step:
             return path
         trainer.save_checkpoint(path, weights_only=False)
-        # Rank 0 writes; the others must not wait in a barrier for a rank that has raised.
-        failure = trainer.strategy.broadcast(self._files.take_failure())
+        # Rank 0 writes; the others must not wait in a barrier for a rank that has raised. Nor may
+        # they go on before the pointer is there: they could continue from the one before.
+        failure = trainer.strategy.broadcast(self._finish_save(trainer, path))
         if failure is not None:
             usable = trainer.strategy.broadcast(latest(self.folder))
             raise CheckpointError(f"{failure}{_what_is_left(usable)}")
         self._saved_step = step
         if trainer.is_global_zero:
-            write_atomic(self.folder / LATEST, path.name + "\n")
             self._thin_out()
         return path
+
+    def _finish_save(self, trainer: Trainer, path: Path) -> str | None:
+        """Writes the pointer on rank 0; returns why the checkpoint is not saved, None if it is."""
+        failure = self._files.take_failure()
+        if failure is None and trainer.is_global_zero:
+            try:
+                write_atomic(self.folder / LATEST, path.name + "\n")
+            except OSError as error:
+                return f"could not write {self.folder / LATEST}: {error}."
+        return failure
 
     def _thin_out(self) -> None:
         steps = [step_of(path) for path in files(self.folder)]

@@ -66,10 +66,11 @@ def test_a_killed_process_is_told_with_what_to_type():
 
 
 SCRIPT = """
-import sys, time
+import signal
 from data.pool import in_order
 from tests.data.test_pool import work
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     for number, process in in_order(work, ((n, 0.01) for n in range(10_000)), 2):
         if number < 2:
             print(process, flush=True)

@@ -35,6 +35,7 @@ FORCEABLE = (
     "data.hub_split",
     "data.text_column",
     "data.dir",
+    "data.skip_bad_records",
     "data.drop_duplicates",
     "data.sources",
     "data.by_length",

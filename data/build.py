@@ -28,7 +28,7 @@ from data.tokenizer import Tokenizer
 def source_of(data: DataConfig) -> Source:
     """What the settings name."""
     if data.files is not None:
-        return files_source(data.patterns, data.text_column)
+        return files_source(data.patterns, data.text_column, data.skip_bad_records)
     return stdlib_source() if data.hub is None else hub_source(data)
 
 

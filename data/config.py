@@ -85,6 +85,7 @@ class DataConfig(Settings):
     """
 
     before: ClassVar[dict[str, Any]] = {
+        "skip_bad_records": False,
         "drop_duplicates": False,
         "processes": None,
         "verify": False,
@@ -109,6 +110,11 @@ class DataConfig(Settings):
     dir: Text | None = Field(
         description="A prepared data set to use as it is, with the tokenizer it was prepared with. "
         "If files or hub is given too, it must be what the set was prepared from."
+    )
+    skip_bad_records: bool = Field(
+        description="Leave out records without text (no JSON, no such column, no text in it, no "
+        "Unicode text) and files that are not UTF-8, counted by reason, instead of ending with the "
+        "first one."
     )
     drop_duplicates: bool = Field(
         description="Leave out documents whose text is that of an earlier one, byte for byte. They "

@@ -39,12 +39,26 @@ if TYPE_CHECKING:
 _JSON_LINES = (".jsonl", ".jsonl.gz")
 _TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 _NAMED = 10
+_NOT_UTF8 = "not UTF-8"
 _PIECE = 1 << 20
 """Bytes of a text file that are read at once."""
 
 
-def files_source(patterns: list[str], text_column: str) -> Source:
+class BadRecord(ValueError):
+    """A record, or a text file, that holds no usable text. `reason`: a few words, to be counted."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(
+            f"{message.rstrip('. ')}. With data.skip_bad_records=true such records are left out "
+            "and counted."
+        )
+        self.reason = reason
+
+
+def files_source(patterns: list[str], text_column: str, skip_bad: bool = False) -> Source:
     """All files that match any of the globs, sorted by path, each once.
+
+    skip_bad: leave bad records out (`LeftOut`) instead of raising.
 
     Raises ValueError if a glob matches no file.
     """
@@ -53,6 +67,8 @@ def files_source(patterns: list[str], text_column: str) -> Source:
     names = [os.path.relpath(path, base) for path in paths]
     files = describe_files(paths, names)
     description = {"kind": "files", "text_column": text_column, **files}
+    if skip_bad:
+        description["skip_bad_records"] = True
     title = f"data.files={','.join(patterns)}"
 
     def documents(part: Part = WHOLE) -> Iterator[Document | LeftOut]:
@@ -61,17 +77,18 @@ def files_source(patterns: list[str], text_column: str) -> Source:
         for path, name in zip(paths[chosen], names[chosen], strict=True):
             if name.endswith(_JSON_LINES):
                 with located(path):
-                    yield from _json_lines(path, name, text_column, invalid)
+                    yield from _json_lines(path, name, text_column, skip_bad, invalid)
             elif path.suffix in _TABLES:
-                yield from _table(path, name, text_column)
+                yield from _table(path, name, text_column, skip_bad)
             else:
-                with located(path), path.open("rb") as file:
-                    yield from _text(file, path, name, invalid)
+                with located(path):
+                    yield from _text(path, name, skip_bad, invalid)
         if invalid:
             more = f" and {len(invalid) - _NAMED} more" if len(invalid) > _NAMED else ""
-            raise ValueError(
+            raise BadRecord(
                 f"Not valid UTF-8: {', '.join(invalid[:_NAMED])}{more}. "
-                "Convert these files to UTF-8 or leave them out of data.files."
+                "Convert these files to UTF-8 or leave them out of data.files",
+                _NOT_UTF8,
             )
 
     return Source(
@@ -86,34 +103,41 @@ def files_source(patterns: list[str], text_column: str) -> Source:
 def record_text(
     record: dict[str, Any], text_column: str, where: str, columns: Iterable[str] = ()
 ) -> str:
-    """Text of a record. Raises ValueError, naming `where` and the columns, if it has none.
+    """Text of a record. Raises BadRecord, naming `where` and the columns, if it has none.
 
     columns: those of the source, if the record is only a part of it.
     """
     listing = ", ".join(columns or record)
     if text_column not in record:
-        raise ValueError(
+        raise BadRecord(
             f"{where} has no column {text_column!r}; its columns are {listing}. "
-            "Type data.text_column=... with one of them."
+            "Type data.text_column=... with one of them",
+            f"without column {text_column!r}",
         )
     text = record[text_column]
     if not isinstance(text, str):
-        raise ValueError(
+        raise BadRecord(
             f"{where} has {type(text).__name__} {text!r:.40} in column {text_column!r}, not text; "
             f"its columns are {listing}. Remove the record or type data.text_column=... with a "
-            "column of text."
+            "column of text",
+            f"{type(text).__name__} instead of text",
         )
     try:
         check_unicode(text)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise BadRecord(f"{where}: {error}", "with a lone surrogate") from None
     return text
 
 
-def table_texts(
-    load: Callable[[], "IterableDataset"], text_column: str, where: str, advice: str
-) -> Iterator[str]:
-    """Texts of a streamed `datasets` data set, in order.
+def table_documents(
+    load: Callable[[], "IterableDataset"],
+    name: str,
+    text_column: str,
+    where: str,
+    advice: str,
+    skip_bad: bool,
+) -> Iterator[Document | LeftOut]:
+    """Records of a streamed `datasets` data set, in order.
 
     Raises ValueError naming `where`; if the data set cannot be read, with `advice`.
     """
@@ -129,7 +153,17 @@ def table_texts(
             raise ValueError(f"{where} cannot be read: {reason}. {advice}") from error
         if record is None:
             return
-        yield record_text(record, text_column, f"{where} record {number}", columns)
+        text = partial(record_text, record, text_column, f"{where} record {number}", columns)
+        yield _document(f"{name}:{number}", text, skip_bad)
+
+
+def _document(name: str, text: Callable[[], str], skip_bad: bool) -> Document | LeftOut:
+    try:
+        return document(name, text())
+    except BadRecord as error:
+        if not skip_bad:
+            raise
+        return LeftOut(name, error.reason)
 
 
 def _loaded(
@@ -166,19 +200,35 @@ def _name(pattern: str) -> str:
 
 
 def _text(
-    file: BinaryIO, path: Path, name: str, invalid: list[str]
+    path: Path, name: str, skip_bad: bool, invalid: list[str]
 ) -> Iterator[Document | LeftOut]:
-    """A file that is one document. If it is not UTF-8 it is put on the list `invalid`."""
-    data = file.read(_PIECE)
-    if len(data) == _PIECE:
-        yield Document(name, _pieces(file, data, path, invalid))
+    """A file that is one document. If it is not UTF-8 it is left out or put on `invalid`."""
+    if skip_bad and not _is_utf8(path):
+        yield LeftOut(name, _NOT_UTF8)
         return
+    with path.open("rb") as file:
+        data = file.read(_PIECE)
+        if len(data) == _PIECE:
+            yield Document(name, _pieces(file, data, path, invalid))
+            return
+        try:
+            text = decoded(data)
+        except UnicodeDecodeError as error:
+            invalid.append(f"{path} (byte {error.start})")
+        else:
+            yield document(name, text)
+
+
+def _is_utf8(path: Path) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        text = decoded(data)
-    except UnicodeDecodeError as error:
-        invalid.append(f"{path} (byte {error.start})")
-    else:
-        yield document(name, text)
+        with path.open("rb") as file:
+            while data := file.read(_PIECE):
+                decoder.decode(data)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _pieces(file: BinaryIO, data: bytes, path: Path, invalid: list[str]) -> Iterator[str]:
@@ -198,26 +248,36 @@ def _pieces(file: BinaryIO, data: bytes, path: Path, invalid: list[str]) -> Iter
 
 
 def _json_lines(
-    path: Path, name: str, text_column: str, invalid: list[str]
+    path: Path, name: str, text_column: str, skip_bad: bool, invalid: list[str]
 ) -> Iterator[Document | LeftOut]:
-    """Records of a file. Bytes that are not UTF-8 put it on the list `invalid` and end it."""
+    """Records of a file. Bytes that are not UTF-8 put it on the list `invalid` and end it, or leave
+    out the record."""
     offset = number = 0
     for line in _lines(path):
         try:
             content = line.decode("utf-8") if offset else decoded(line)
         except UnicodeDecodeError as error:
-            invalid.append(f"{path} (byte {offset + error.start})")
-            return
+            if not skip_bad:
+                invalid.append(f"{path} (byte {offset + error.start})")
+                return
+            content = None
         offset += len(line)
         del line  # a long record is in memory more than once as it is
-        if not content.isspace() and content:
+        if content is None:
             number += 1
-            where = f"{path} record {number}"
-            text = record_text(_record(content, where), text_column, where)
-            del content
-            yield document(f"{name}:{number}", text)
+            yield LeftOut(f"{name}:{number}", _NOT_UTF8)
+        elif content and not content.isspace():
+            number += 1
+            text = partial(_json_text, content, text_column, f"{path} record {number}")
+            item = _document(f"{name}:{number}", text, skip_bad)
+            del content, text
+            yield item
     if number == 0:
         yield LeftOut(name, "no records")
+
+
+def _json_text(line: str, text_column: str, where: str) -> str:
+    return record_text(_record(line, where), text_column, where)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -233,23 +293,26 @@ def _record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(
-            f"{where} is not JSON: {error}. A record is one object on one line."
+        raise BadRecord(
+            f"{where} is not JSON: {error}. A record is one object on one line", "not JSON"
         ) from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where} is {type(record).__name__}, not an object {{...}}.")
+        raise BadRecord(
+            f"{where} is {type(record).__name__}, not an object {{...}}", "not an object"
+        )
     return record
 
 
-def _table(path: Path, name: str, text_column: str) -> Iterator[Document | LeftOut]:
+def _table(path: Path, name: str, text_column: str, skip_bad: bool) -> Iterator[Document | LeftOut]:
     from datasets import load_dataset
 
     load = partial(
         load_dataset, _TABLES[path.suffix], data_files=str(path), split="train", streaming=True
     )
     advice = f"Is it a complete {path.suffix} file?"
-    number = 0
-    for number, text in enumerate(table_texts(load, text_column, str(path), advice), start=1):
-        yield document(f"{name}:{number}", text)
-    if number == 0:
+    is_empty = True
+    for item in table_documents(load, name, text_column, str(path), advice, skip_bad):
+        is_empty = False
+        yield item
+    if is_empty:
         yield LeftOut(name, "no records")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.config import DataConfig
-from data.files import table_texts
+from data.files import table_documents
 from data.sources import (
     WHOLE,
     Document,
@@ -15,7 +15,6 @@ from data.sources import (
     Part,
     Source,
     describe_files,
-    document,
     files_of_part,
 )
 
@@ -37,6 +36,8 @@ def hub_source(data: DataConfig) -> Source:
         "split": data.hub_split,
         "text_column": data.text_column,
     }
+    if data.skip_bad_records:
+        description["skip_bad_records"] = True
     folder = Path(data.hub)
     if folder.is_dir():
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -52,9 +53,8 @@ def _documents(data: DataConfig, part: Part = WHOLE) -> Iterator[Document | Left
         f"data.hub={data.hub} (data.hub_config={data.hub_config} data.hub_split={data.hub_split})"
     )
     load = partial(_load, data, part)
-    prefix = f"{data.hub_split}:" if part == WHOLE else f"{data.hub_split}:{part.number}:"
-    for number, text in enumerate(table_texts(load, data.text_column, where, _ADVICE), start=1):
-        yield document(f"{prefix}{number}", text)
+    name = data.hub_split if part == WHOLE else f"{data.hub_split}:{part.number}"
+    yield from table_documents(load, name, data.text_column, where, _ADVICE, data.skip_bad_records)
 
 
 def _load(data: DataConfig, part: Part) -> "IterableDataset":

@@ -12,6 +12,7 @@ space, and answers a misspelt key without naming the allowed ones. So, before Hy
 import difflib
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable
@@ -102,6 +103,8 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None
         settings = validate(cfg, schema)
         task(settings)
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(1)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.stdout.flush()
@@ -111,6 +114,21 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from what is saved", file=sys.stderr)
         sys.exit(130)
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of standard output, such as `head`, has ended; the rest goes nowhere."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file: a test, a notebook
+        return False
+    state = select.poll()
+    state.register(output, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in state.poll(0)):
+        return False
+    # Python flushes once more when it ends, and would tell of it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def validate(cfg: Any, schema: type[BaseModel]) -> Any:

@@ -92,6 +92,15 @@ def test_tabs_come_back_from_a_model_that_never_saw_one(tokenizer_config, text):
     assert len(tokenizer.encode("\t")) == 1
 
 
+@pytest.mark.parametrize("text", ["a b", " ", "▁ ▁", "  two  spaces \n"])
+def test_spaces_come_back_from_a_model_that_never_saw_one(tokenizer_config, text):
+    tokenizer = Tokenizer.train(["no\nspace\nanywhere\n" * 9], tokenizer_config(vocab_size=280))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    stream = tokenizer.stream()
+    assert "".join([*map(stream.push, ids), stream.flush()]) == text
+
+
 def test_digits_are_split(tokenizer):
     assert len(tokenizer.encode("2026")) == 4
 

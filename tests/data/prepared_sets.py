@@ -31,8 +31,9 @@ def write_records(folder: Path, counts: list[int], text: str = "word {} of many\
 def prepared(root: Path, files: str, *overrides: str) -> Path:
     """What `python -m data.prepare` makes of these files."""
     before = set(root.iterdir()) if root.exists() else set()
-    given = ["data=files", f"data.files={files}", f"data.root={root}", "data.validation_bytes=100"]
-    code, _, err = called(prepare_command.main, *given, *overrides)
+    given = ["data=files", f"data.files={files}", f"data.root={root}"]
+    small = ["data.seq_len=32", "data.validation_bytes=100"]
+    code, _, err = called(prepare_command.main, *given, *small, *overrides)
     assert code == 0, err
     (folder,) = set(root.iterdir()) - before
     return folder

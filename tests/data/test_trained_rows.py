@@ -130,7 +130,7 @@ def test_epochs_after_a_crash_are_whole(folder, tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(lines[:16]))
     (tmp_path / "b.jsonl").write_text("".join(lines[16:]))
     tokenizer = f"tokenizer.path={folder}/tokenizer.model"
-    given = [tokenizer, "data.validation_bytes=30", "data.seq_len=32"]
+    given = [tokenizer, "data.validation_bytes=30"]
     rows = prepared(tmp_path / "prepared", f"{tmp_path}/*.jsonl", *given)
     assert read_index(rows).train.documents == windows_of(rows, 32) == 20
 

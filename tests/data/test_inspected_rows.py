@@ -135,6 +135,24 @@ def test_json_has_no_colours(folder):
     )
 
 
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        (["world=3"], "A batch of 4 rows cannot be shared equally by 3 ranks"),
+        (["world=2", "rank=2"], "rank 2 is outside"),
+        (["world=2", "row=2"], "row=2: rank 0 of 2 has rows 0 to 1"),
+        (["step=1e9"], "step=1000000000: the run has steps 1 to"),
+    ],
+)
+def test_a_place_that_there_is_not_is_refused(folder, place, named):
+    given = ["data=prepared", f"data.dir={folder}", "data.seq_len=32", "trainer.batch_tokens=128"]
+    for kind in ("json", "text"):
+        code, out, err = called(inspect_command.main, *given, *place, f"format={kind}")
+        assert (code, out) == (1, "")
+        assert err.lower().startswith(f"error: {named.lower()}")
+        assert err.count("\n") == 1
+
+
 def test_a_reader_that_ends_early_is_no_error(folder):
     given = ["data=prepared", f"data.dir={folder}", "data.seq_len=8", "format=json"]
     shown = subprocess.Popen(

@@ -2,8 +2,10 @@
 and loader processes, and after a crash. Rows are known by the losses of a model that stands still.
 """
 
+import gzip
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -16,13 +18,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import eval as eval_command
 import train as train_command
 from data.index import read_index
+from data.tokenizer import Tokenizer
 from model.training.checkpoints import latest
 from model.training.load import load_model
 from model.training.metrics_file import is_validation, read
 from tests.commands import SMALL, called, inspected, losses
 from tests.data.prepared_sets import prepared, texts_of, windows_of, write_records
+from tests.data.test_prepare import documents_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -121,6 +126,41 @@ def test_an_epoch_of_uneven_files_is_trained_on_once_for_any_ranks_and_processes
     for run in runs.values():
         check_trained_on(run, read_by[1])
         assert losses(run, "grad_norm") == losses(runs[0], "grad_norm")
+
+
+def test_eval_scores_what_each_held_out_document_costs_alone(tmp_path):
+    """Documents are read one by one here; rows of 32 tokens cut them, and context ends there."""
+    write_records(tmp_path, [7, 4, 20])
+    files, wanted = f"{tmp_path}/*.jsonl", "data.validation_bytes=600"
+    folder = prepared(tmp_path / "prepared", files, "tokenizer.vocab_size=288", wanted)
+    run = trained(tmp_path, "one", folder, "trainer.tokens=640")
+    code, out, err = called(eval_command.main, f"root={tmp_path}", "run=one")
+    assert code == 0, err
+
+    model, _ = load_model(latest(run / "checkpoints"), torch.device("cpu"))
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    texts = documents_of(folder, "validation")
+    assert len(texts) > 2
+    nats, place, targets = 0.0, 0, 0
+    for text in texts:
+        ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+        at = 0
+        while at < len(ids) - 1:
+            end = min(len(ids), at + 32 - (place + at) % 32)
+            piece, labels = torch.tensor([ids[at:end]]), torch.tensor(ids[at + 1 : end + 1])
+            with torch.no_grad():
+                logits = model.head(model.hidden(piece, torch.zeros_like(piece)))[0]
+            nats += cross_entropy(logits[: len(labels)], labels, reduction="sum").item()
+            targets += len(labels)
+            at = end
+        place += len(ids)
+    size = sum(len(text.encode()) for text in texts)
+    packed = sum(len(gzip.compress(text.encode(), compresslevel=9)) for text in texts)
+    assert targets == place - len(texts)
+    assert f"{nats / targets:.4f} nats per token" in out
+    cells = [f"{value:.4f}" for value in (nats / size / math.log(2), 8 * packed / size)]
+    assert all(cell in out for cell in cells)
+    assert f"{size:,} bytes in {len(texts)} documents" in out
 
 
 @pytest.mark.long

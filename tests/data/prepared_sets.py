@@ -75,6 +75,8 @@ def texts_of(rows: list[dict], folder: Path) -> list[str]:
     assert [row["window"] for row in rows] == list(range(len(rows)))
     ids = [id for row in rows for id in row["tokens"][: len(row["tokens"]) - row["padding"]]]
     index = read_index(folder)
+    if len(ids) == index.train.tokens - 1:  # full rows: the last token is a label alone
+        ids.append(rows[-1]["labels"][-1])
     starts = np.load(folder / index.train.offsets_file).tolist()
     assert len(ids) == index.train.tokens
     tokenizer = Tokenizer.load(folder / "tokenizer.model")

@@ -229,6 +229,12 @@ def test_too_large_vocabulary_names_the_largest_that_works(tokenizer_config):
         assert Tokenizer.train(blocks, config).size == largest
 
 
+@pytest.mark.parametrize("text", ["\n\n", "\r\n" * 20, "\0\0", "▁▁", "\ue000"])
+def test_text_without_anything_to_learn_is_refused_in_words(tokenizer_config, text):
+    with pytest.raises(ValueError, match=r"nothing that a vocabulary .* tokenizer\.path=FILE"):
+        Tokenizer.train([text], tokenizer_config(vocab_size=300))
+
+
 def test_too_small_vocabulary_names_the_smallest_that_works(tokenizer_config):
     blocks = ["hello world, this is a short text"] * 3
     with pytest.raises(ValueError, match="is too small") as error:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import train as train_command
-from model.training.wandb_file import _records
+from model.training.wandb_file import records
 from tests.commands import called, small_run
 
 SECRETS = {
@@ -18,14 +18,14 @@ SECRETS = {
 }
 
 
-def records(run: Path, seconds: float = 30) -> list:
+def offline_records(run: Path, seconds: float = 30) -> list:
     """What is in the file of an offline run; W&B's process closes it a little after the run."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     end = time.monotonic() + seconds
     while True:
-        found = [wandb_internal_pb2.Record.FromString(data) for data in _records(file.read_bytes())]
+        found = [wandb_internal_pb2.Record.FromString(data) for data in records(file.read_bytes())]
         if found and found[-1].WhichOneof("record_type") == "exit":
             return found
         assert time.monotonic() < end, "the file is not complete"
@@ -45,7 +45,7 @@ def test_the_tracker_has_the_saved_settings_as_plain_values_and_no_secrets(
     assert code == 0, err
     run = tmp_path / "lr-0.25"
 
-    found = records(run)
+    found = offline_records(run)
     sent = {}
     for record in found:
         for part in (record.run.config, record.config):

@@ -174,7 +174,6 @@ def test_damaged_starts_of_documents_end_a_command_with_one_error(folder, tmp_pa
     given = ["data=prepared", f"data.dir={damaged}", "data.files=null"]
     for main, more in (
         (inspect_command.main, ["data.seq_len=32"]),
-        (train_command.main, [*SMALL, f"run.root={tmp_path}", "run.name=none"]),
         (train_command.main, [*SMALL, f"run.root={tmp_path}", "run.name=some", "data.workers=1"]),
     ):
         code, _, err = called(main, *more, *given)
@@ -187,6 +186,7 @@ def test_damaged_starts_of_documents_end_a_command_with_one_error(folder, tmp_pa
 # --- large numbers
 
 
+@pytest.mark.long
 def test_ids_of_a_large_vocabulary_come_back(tmp_path):
     """70,000 ids: every character of the text has one, and 16 bits hold not all of them."""
     ranges = ((0x3400, 0x9FFF), (0xAC00, 0xD7A3), (0x20000, 0x2A6DF))

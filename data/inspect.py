@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     is_masked: bool
 
 
-@hydra_main("inspect", InspectSettings)
+@hydra_main("inspect", InspectSettings, only_prints=True)
 def main(settings: InspectSettings) -> None:
     data, trainer, sets, tokenizer, tokens = _opened(settings)
     stages = stages_of(trainer, data.seq_len, tokens)

@@ -1,4 +1,4 @@
-"""Text files to a scored model; each command is a process of its own, in a shell without language."""
+"""Text files to a scored model: each command is a process of its own, in the C locale."""
 
 import json
 import os

@@ -192,3 +192,20 @@ def test_lightning_continues_from_its_restored_step(stream, data_config, tmp_pat
     assert second.trained == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(5, 9)]
     rows = len(PackedSplit(folder, "validation", 4))
     assert first.validated == [[*range(rows)]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [None, 10], ids=["gone", "cut"])
+def test_what_goes_wrong_in_a_loader_process_is_told_in_its_own_words(module, workers, size):
+    data = module(DOCUMENTS, workers=workers)
+    shard = data.validation[0].folder / "train-00000.bin"
+    if size is None:
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:size])
+    with pytest.raises((ValueError, OSError)) as error:
+        list(itertools.islice(iter(data.train_dataloader()), 3))
+    assert str(shard) in str(error.value)
+    assert ("No such file" if size is None else "it ends before token") in str(error.value)
+    assert "Traceback" not in str(error.value)
+    assert "\x1f" not in str(error.value)

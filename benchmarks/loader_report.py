@@ -2,6 +2,7 @@
 
 import functools
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -116,19 +117,23 @@ def section(results: dict[str, Any]) -> str:
     """The same as `show` in Markdown."""
     rows = _rows(results)
     lines = [
-        f"{_title(results)}. {describe(results['machine'])}.",
+        _wrapped(f"{_title(results)}. {describe(results['machine'])}."),
         "",
         "| " + " | ".join(rows[0]) + " |",
         "|---" * len(rows[0]) + "|",
         *("| " + " | ".join(row.values()) + " |" for row in rows),
         "",
-        _arithmetic(results),
+        _wrapped(_arithmetic(results)),
         "",
         *(f"- {'met' if holds else '**missed**'}: {what}" for holds, what in verdicts(results)),
     ]
     if (note := _busy(results)) is not None:
-        lines += ["", f"{note[0].upper()}{note[1:]}."]
+        lines += ["", _wrapped(f"{note[0].upper()}{note[1:]}.")]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 104, break_on_hyphens=False)
 
 
 def _title(results: dict[str, Any]) -> str:

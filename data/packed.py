@@ -105,12 +105,23 @@ class PackedSplit:
         """Reads row i and the token after it, if there is one, into `ids`, [T + 1].
 
         Returns how many tokens these are, and at which of them documents start, but for the first.
+        Neither ids nor starts are checked: see `check`.
         """
         assert ids.dtype == self.stream.dtype, (ids.dtype, self.stream.dtype)
         begin, end = self.span(i)
         count = min(end + 1, self._split.tokens) - begin
         self.stream.read(begin, ids[:count])
         return count, self._starts.inside(begin + 1, end + 1) - begin
+
+    def check(self, i: int, ids: np.ndarray) -> None:
+        """Checks what `read` gave.
+
+        Raises:
+            ValueError: there are ids outside of the vocabulary, or the starts do not rise.
+        """
+        begin, end = self.span(i)
+        self.stream.check(begin, ids)
+        self._starts.check(begin + 1, end + 1)
 
 
 def fill(rows: Sequence[tuple[PackedSplit, int]], batch: Mapping[str, np.ndarray]) -> None:
@@ -130,13 +141,18 @@ def fill(rows: Sequence[tuple[PackedSplit, int]], batch: Mapping[str, np.ndarray
         count, inside = split.read(i, ids[r])
         counts.append(count)
         starts.append(inside + r * length)
-    if int(ids.max()) >= min(split.stream.vocab_size for split, _ in rows):
+    borders = np.concatenate(starts)
+    own = np.repeat(np.arange(number), [len(inside) for inside in starts])
+    if (
+        int(ids.max()) >= min(split.stream.vocab_size for split, _ in rows)
+        or not np.array_equal((borders - 1) // length, own)
+        or (borders[1:] < borders[:-1]).any()
+    ):
         for r, (split, i) in enumerate(rows):
-            split.stream.check(split.span(i)[0], ids[r, : counts[r]])
+            split.check(i, ids[r, : counts[r]])
     tokens[:] = ids[:, :-1]
     labels[:] = ids[:, 1:]
     segments[:] = 0
-    borders = np.concatenate(starts)
     labels.reshape(-1)[borders - 1] = IGNORED
     # A document that starts with the next row is no border of this one.
     segments.reshape(-1)[borders[borders % length > 0]] = 1

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -28,14 +29,17 @@ def test_a_hundred_billion_tokens_are_opened_in_a_second_and_50_mb(tmp_path):
     last = PackedSplit(folder, "train", 4096)
     row = last[len(last) - 1]
     assert row["segments"].tolist()[-1] >= 0
-    # In processes of their own: memory that this one freed before would not be counted.
-    arguments = ["4096", "16", "1", "0", folder]
-    for configuration in ("by_length_first", "by_length"):
-        command = [sys.executable, "-m", "benchmarks.loader_draw", configuration, *arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        found = json.loads(done.stdout)
-        assert found["anonymous_mb"] < 50
+    tracemalloc.start()
+    buckets = last.length_buckets(len(last), [4096, 32768])
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
+    assert sum(buckets.sizes) == len(last)
+    # In a process of its own: memory that this one freed before would not be counted.
+    arguments = ["by_length", "4096", "16", "1", "0", folder]
+    command = [sys.executable, "-m", "benchmarks.loader_draw", *arguments]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     assert found["first_batch_seconds"] < 1
+    assert found["anonymous_mb"] < 50
 
 
 @pytest.fixture(scope="module")

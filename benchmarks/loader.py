@@ -133,6 +133,7 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     left = [point for point in work if point not in done]
     if not left:
         return results
+    before = load()  # once: later on it would be that of this command
     with (
         tempfile.TemporaryDirectory(dir=file.parent) as place,
         tqdm(
@@ -150,7 +151,6 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
             write_sparse_set(folder, tokens, options.document_tokens, number)
         for configuration, workers in left:
             _make_ready(configuration, options, folders)
-            before = load()
             found = _drawn(configuration, workers, options.seconds, options, folders)
             point = {"configuration": configuration, "workers": workers, **found, "load": before}
             results["points"].append(point)

@@ -25,7 +25,7 @@ TARGET = 20
 MOST_SECONDS = 1
 MOST_MB = 50
 BUSY = 0.5
-"""Load before a measurement from which on others must have slowed it."""
+"""Load before the command from which on others must have slowed it."""
 
 RESULTS = Path("benchmarks/results/loader.json")
 DOCUMENT = Path("docs/order.md")
@@ -181,6 +181,6 @@ def _busy(results: dict[str, Any]) -> str | None:
     if highest < BUSY:
         return None
     return (
-        f"others used the machine (load before a measurement up to {highest:.1f}): seconds and "
+        f"others used the machine (load before the command {highest:.1f}): seconds and "
         "tokens/s are worse than on a quiet one, tokens per CPU second hardly"
     )

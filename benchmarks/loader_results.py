@@ -30,8 +30,9 @@ class Settings(BaseModel):
 
 
 class Point(BaseModel):
-    """One process.  cpu: of it and its loader processes.  anonymous_mb: of the largest of those
-    that read rows.  load: processes that ran or waited before."""
+    """One process.  tokens_per_cpu_second: CPU time of it and its loader processes.
+    anonymous_mb: of the largest of those that read rows.  load: processes that ran or waited
+    before the command."""
 
     configuration: Configuration
     workers: int = Field(ge=0, le=64)

@@ -161,14 +161,17 @@ def _store(
             print(f"note: {path} is damaged; its contents are computed again", file=sys.stderr)
         partial = path.with_suffix(".partial")
         checksum = hashlib.sha256(header)
-        with partial.open("wb") as file:
-            file.write(header)
-            for codes in computed():
-                file.write(codes)
-                checksum.update(codes)
-            file.write(checksum.digest())
-            sync(file)
-        partial.replace(path)
+        try:
+            with partial.open("wb") as file:
+                file.write(header)
+                for codes in computed():
+                    file.write(codes)
+                    checksum.update(codes)
+                file.write(checksum.digest())
+                sync(file)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)  # such as where the disk is full
 
 
 def _told(blocks: Iterator[np.ndarray], documents: int) -> Iterator[np.ndarray]:

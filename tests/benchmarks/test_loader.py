@@ -164,7 +164,7 @@ def test_training_consumes_what_the_arithmetic_says():
 
 def test_others_on_the_machine_are_told(capsys):
     loader_report.show(results(load=3.0), Console(width=120))
-    assert "note: others used the machine (load before a measurement up to 3.0)" in " ".join(
+    assert "note: others used the machine (load before the command 3.0)" in " ".join(
         capsys.readouterr().out.split()
     )
     loader_report.show(results(), Console(width=120))

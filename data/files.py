@@ -292,7 +292,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: thousands of lists in one another
         raise BadRecord(
             f"{where} is not JSON: {error}. A record is one object on one line", "not JSON"
         ) from None

@@ -92,6 +92,18 @@ def test_index_counts_agree_with_the_files(settings):
     assert index.validation.unigram_nats_per_token == pytest.approx(entropy, rel=1e-12)
 
 
+def test_names_that_are_no_unicode_text_are_written_as_such(settings, text_folder):
+    text = (text_folder / "00.txt").read_bytes()
+    for name in (b"\xff copy.txt", b"new\nline.txt"):  # the longest, and copies of one another
+        Path(os.fsdecode(os.fsencode(text_folder) + b"/" + name)).write_bytes(text * 2)
+    Path(os.fsdecode(os.fsencode(text_folder) + b"/\xfe.txt")).touch()
+    index = read_index(make(settings()))
+    first = r"\udcff copy.txt"
+    assert index.duplicates.examples == [f"{first} = new line.txt"]
+    assert {item.name for item in index.longest} >= {first, "new line.txt"}
+    assert index.rejected.examples == {"empty": [r"\udcfe.txt"]}
+
+
 def test_special_strings_in_the_text_stay_text(settings, text_folder):
     """The text files hold "</s>" many times; it never becomes the end token."""
     folder = make(settings())

@@ -164,6 +164,7 @@ def test_the_byte_named_in_an_error_counts_the_mark(tmp_path):
         ('{"text": null}', r"record 2 has NoneType None in column 'text'"),
         ('["x"]', r"record 2 is list, not an object"),
         ('{"text": "x"', r"record 2 is not JSON"),
+        ("[" * 100_000, r"record 2 is not JSON"),
         (r'{"text": "a\ud800"}', r"record 2: The text holds the lone surrogate U\+D800"),
     ],
 )

@@ -97,6 +97,7 @@ def files_source(patterns: list[str], text_column: str, skip_bad: bool = False) 
         description,
         files["bytes"],
         documents,
+        files["files"],
     )
 
 

@@ -50,7 +50,8 @@ def hub_source(data: DataConfig) -> Source:
 
 def _documents(data: DataConfig, part: Part = WHOLE) -> Iterator[Document | LeftOut]:
     where = (
-        f"data.hub={data.hub} (data.hub_config={data.hub_config} data.hub_split={data.hub_split})"
+        f"data.hub={data.hub} (data.hub_config={data.hub_config or 'null'} "
+        f"data.hub_split={data.hub_split})"
     )
     load = partial(_load, data, part)
     name = data.hub_split if part == WHOLE else f"{data.hub_split}:{part.number}"

@@ -61,8 +61,7 @@ def hydra_main(
     """
 
     def decorate(task: Callable[[Any], None]) -> Callable[[], None]:
-        @wraps(task)
-        def main() -> None:
+        def start() -> None:
             tune_process()
             import hydra
 
@@ -80,6 +79,14 @@ def hydra_main(
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(
                 composed
             )()
+
+        @wraps(task)
+        def main() -> None:
+            try:
+                start()
+            except KeyboardInterrupt:
+                print("interrupted; the same command goes on from what is saved", file=sys.stderr)
+                sys.exit(130)
 
         return main
 
@@ -108,9 +115,6 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None
         message = explain(error, settings) if isinstance(error, OSError) else error
         print(f"error: {message}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from what is saved", file=sys.stderr)
-        sys.exit(130)
 
 
 def validate(cfg: Any, schema: type[BaseModel]) -> Any:
@@ -152,7 +156,7 @@ def rewrite_arguments(arguments: list[str], free_text: tuple[str, ...] = ()) -> 
     """The whole command line for Hydra: flags first, then overrides, wherever they were typed.
 
     Raises:
-        ValueError: a group has no such choice.
+        ValueError: a group has no such choice, or an override is none.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -178,6 +182,12 @@ def rewrite_overrides(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
+            if not override.startswith("~"):
+                raise ValueError(
+                    f"{shlex.quote(override)}: not KEY=VALUE. A value with spaces stands in "
+                    "quotes, and so do several files: a glob, or a list such as "
+                    "data.files='[a.txt,b.txt]'"
+                )
             rewritten.append(override)
             continue
         name = key.lstrip("+~")

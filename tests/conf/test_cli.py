@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf.cli import check, override, rewrite_arguments, rewrite_overrides
+from conf.cli import check, hydra_main, override, rewrite_arguments, rewrite_overrides
 from conf.schema import GenerateSettings, TrainSettings
+from data.config import PrepareSettings
 from tests.composing import composed
 
 
@@ -245,6 +246,26 @@ def test_a_choice_that_does_not_exist_is_named_with_the_others(override):
     with pytest.raises(ValueError, match=f"{override}: not one of .*"):
         rewrite_overrides([override])
     assert rewrite_overrides(["experiment=null", "hydra/launcher=x"]) == ["hydra/launcher=x"]
+
+
+@pytest.mark.parametrize("typed", ["b.txt", "a/b c.txt", "step", "+step", ""])
+def test_what_is_no_setting_is_told_how_settings_are_given(typed):
+    with pytest.raises(
+        ValueError, match=r"not KEY=VALUE.* data\.files='\[a\.txt,b\.txt\]'"
+    ) as error:
+        rewrite_arguments(["data.files=a.txt", typed])
+    assert str(error.value).startswith(shlex.quote(typed))
+
+
+def test_an_interrupt_while_the_command_starts_is_one_message(monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("conf.cli.rewrite_arguments", interrupted)
+    with pytest.raises(SystemExit) as left:
+        hydra_main("prepare", PrepareSettings)(lambda settings: None)()
+    assert left.value.code == 130
+    assert capsys.readouterr().err.startswith("interrupted; the same command goes on")
 
 
 def test_another_copy_of_a_preset_is_added_under_a_new_name():

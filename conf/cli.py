@@ -131,7 +131,9 @@ def validate(cfg: Any, schema: type[BaseModel]) -> Any:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "?"
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{key}: {reason}; give it as {key}=VALUE") from None
+        from conf.errors import how_to_give
+
+        raise ValueError(f"{key}: {reason}; give it as {how_to_give(key, schema)}") from None
     return check(values, schema)
 
 
@@ -156,7 +158,7 @@ def rewrite_arguments(arguments: list[str], free_text: tuple[str, ...] = ()) -> 
     """The whole command line for Hydra: flags first, then overrides, wherever they were typed.
 
     Raises:
-        ValueError: a group has no such choice, or an override is none.
+        ValueError: a group has no such choice, or an override is none that Hydra can read.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -202,6 +204,11 @@ def rewrite_overrides(
             _check_choice(name, value)
         prefix = "++" if key == name and not is_group else ""
         rewritten.append(f"{prefix}{key}={value}")
+        if not _parses(rewritten[-1]):
+            raise ValueError(
+                f"{shlex.quote(override)}: {key!r} is no key; keys are names of letters without "
+                "accents, digits, _ and -, joined by dots"
+            )
     return rewritten
 
 

@@ -1,10 +1,11 @@
 """Settings of the data and the tokenizer. Every default lives in conf/data and conf/tokenizer."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from conf.settings import Count, CountOrZero, RowLength, Settings, Text, Weight
 
@@ -36,7 +37,15 @@ class TokenizerConfig(Settings):
     )
 
 
-SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+def _source_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise ValueError(
+            "names of sources begin with a letter and go on with letters, digits, _ and -"
+        )
+    return name
+
+
+SourceName = Annotated[str, AfterValidator(_source_name)]
 """Part of the names of metrics."""
 
 

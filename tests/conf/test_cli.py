@@ -110,6 +110,15 @@ from tests.composing import composed
         ("model.mixers.mamba2.qk_heads=3", ["qk_heads=3 does not divide heads=4", "1, 2, 4"]),
         ("model.mixers.deltanet.normalize=true", ["normalize=true with write=delta"]),
         ("model.mixers.deltanet.memory_length=[4,64]", ["decay=none", "only by decay=gla or"]),
+        ("data.sources=web", ["data.sources='web': it has parts", "data.sources.NAME.path=VALUE"]),
+        ("data.sources=[web]", ["data.sources=['web']: it", "data.sources.NAME.path=VALUE"]),
+        ("data.sources.web=x", ["data.sources.web='x': it", "data.sources.web.path=VALUE"]),
+        ("data.by_length=[5]", ["data.by_length=[5]: it", "data.by_length.bounds=VALUE"]),
+        ("trainer.stages=[5]", ["trainer.stages.0=5: it", "trainer.stages.0.until_tokens=VALUE"]),
+        ("data.sources.1.path=x", ["data.sources.1: names of sources begin with a letter"]),
+        ("data.sources={}", ["data.sources is empty"]),
+        ("data=mixture", ["data.sources: Missing", "give it as data.sources.NAME.path=VALUE"]),
+        ("data=files", ["data.files: Missing", "give it as data.files=VALUE"]),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(override, named):
@@ -246,6 +255,14 @@ def test_a_choice_that_does_not_exist_is_named_with_the_others(override):
     with pytest.raises(ValueError, match=f"{override}: not one of .*"):
         rewrite_overrides([override])
     assert rewrite_overrides(["experiment=null", "hydra/launcher=x"]) == ["hydra/launcher=x"]
+
+
+@pytest.mark.parametrize("key", ["data.sources.a b.path", "data.sources.ünï.path", "data..x"])
+def test_what_can_be_no_key_is_told_what_a_key_is(key):
+    with pytest.raises(ValueError, match=f"'{key}' is no key; keys are names of letters"):
+        rewrite_arguments([f"{key}=x"])
+    with pytest.raises(ValueError, match=f"'{key}' is no key"):
+        rewrite_arguments([f"{key}=1,2", "-m"])
 
 
 @pytest.mark.parametrize("typed", ["b.txt", "a/b c.txt", "step", "+step", ""])

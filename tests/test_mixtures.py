@@ -228,6 +228,35 @@ def test_sources_with_different_tokenizers_are_refused(mixture, folders, tmp_pat
     assert not (tmp_path / "wrong").exists()
 
 
+def test_one_data_set_under_two_names_is_told(folders, tmp_path, capsys):
+    copy = Path(shutil.copytree(folders["web"], tmp_path / "copy"))
+    opened(composed(*SMALL, "data=mixture", mixed(folders)))
+    assert capsys.readouterr().err == ""
+    opened(composed(*SMALL, "data=mixture", mixed(folders | {"code": copy})))
+    told = capsys.readouterr().err
+    assert told.startswith(f"warning: data.sources.web ({folders['web']}) and data.sources.code (")
+    assert "are the same data" in told
+
+
+def test_a_tokenizer_that_the_sources_do_not_have_is_refused(folders):
+    path = "tokenizer.path={}/tokenizer.model".format
+    opened(composed(*SMALL, "data=mixture", mixed(folders), path(folders["web"])))
+    with pytest.raises(
+        ValueError, match=r"^tokenizer\.path=.*: data\.sources\.web\.path=.* keeps it"
+    ):
+        opened(composed(*SMALL, "data=mixture", mixed(folders), path(folders["alien"])))
+
+
+def test_every_source_is_verified(folders, tmp_path):
+    broken = Path(shutil.copytree(folders["code"], tmp_path / "broken"))
+    shard = broken / "train-00000.bin"
+    shard.write_bytes(b"\x05\x00" + shard.read_bytes()[2:])
+    given = [*SMALL, "data=mixture", mixed(folders | {"code": broken})]
+    opened(composed(*given))
+    with pytest.raises(ValueError, match=r"data\.sources\.code: .*train-00000\.bin: its contents"):
+        opened(composed(*given, "data.verify=true"))
+
+
 def test_what_is_read_again_is_said(folders):
     sets = {name: Prepared(folders[name], read_index(folders[name])) for name in ("web", "code")}
     rows = TrainRows(sets, {"web": 1.0, "code": 8.0}, None, [RowStage(None, 9, 32)], 0)

@@ -342,6 +342,21 @@ def test_an_explicit_folder_that_is_none_is_refused(settings, tmp_path):
         make(settings(files=None, dir=str(tmp_path)))
 
 
+def test_what_an_explicit_folder_was_not_prepared_with_is_refused(settings, text_folder):
+    (text_folder / "copy.txt").write_bytes((text_folder / "07.txt").read_bytes())
+    kept, dropped = make(settings()), make(settings(drop_duplicates=True))
+    as_it_is = {"files": None, "drop_duplicates": True}
+    assert make(settings(**as_it_is, dir=str(dropped))) == dropped
+    with pytest.raises(ValueError, match=r"drop_duplicates=true: data\.dir=.* with 1 of them"):
+        make(settings(**as_it_is, dir=str(kept)))
+    other = make(settings(vocab_size=340)) / "tokenizer.model"
+    data, tokenizer = settings(files=None, dir=str(kept))
+    for path in (str(kept / "tokenizer.model"), None):
+        make((data, tokenizer.model_copy(update={"path": path})))
+    with pytest.raises(ValueError, match=r"^tokenizer\.path=.*: data\.dir=.* keeps it"):
+        make((data, tokenizer.model_copy(update={"path": str(other)})))
+
+
 # --- small corpora
 
 

@@ -71,6 +71,11 @@ def _sentence(item: Any, schema: type[BaseModel], values: Any, typed: bool) -> s
         case "value_error":
             reason = str(item["ctx"]["error"])
             return f"{key}: {reason}" if key and not reason.startswith(f"{key}.") else reason
+        case "string_type" if isinstance(given, dict) and given:
+            inner = next(iter(given))
+            return f"{key}.{inner}: {key} has no parts; give it as {key}=VALUE"
+        case "list_type":
+            return f"{key}={_show(given)}: not a list; give it as '{key}=[VALUE,...]'"
         case "dict_type" | "model_type" | "model_attributes_type":
             names = "the names of the entries" if item["type"] == "dict_type" else "its keys"
             return (

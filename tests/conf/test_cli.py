@@ -115,6 +115,12 @@ from tests.composing import composed
         ("data.sources.web=x", ["data.sources.web='x': it", "data.sources.web.path=VALUE"]),
         ("data.by_length=[5]", ["data.by_length=[5]: it", "data.by_length.bounds=VALUE"]),
         ("trainer.stages=[5]", ["trainer.stages.0=5: it", "trainer.stages.0.until_tokens=VALUE"]),
+        (
+            "trainer.stages.0.seq_len=5",
+            ["trainer.stages=", "not a list; give it as 'trainer.stages=["],
+        ),
+        ("data.by_length={bounds:5,weights:[1,1]}", ["data.by_length.bounds=5: not a list"]),
+        ("run.name.x=5", ["run.name.x: run.name has no parts; give it as run.name=VALUE"]),
         ("data.sources.1.path=x", ["data.sources.1: names of sources begin with a letter"]),
         ("data.sources={}", ["data.sources is empty"]),
         ("data=mixture", ["data.sources: Missing", "give it as data.sources.NAME.path=VALUE"]),

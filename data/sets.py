@@ -55,6 +55,20 @@ def prepared_sets(data: DataConfig, tokenizer: TokenizerConfig) -> Sets:
     return sets
 
 
+def check_given(data: DataConfig, tokenizer: TokenizerConfig) -> None:
+    """Checks what these settings name, as far as that takes no text: prepared data sets, files.
+
+    Raises:
+        ValueError: as `prepared_sets`.
+    """
+    if data.dir is None and data.sources is None:
+        from data.build import folder_of, source_of
+
+        folder_of(source_of(data), data, tokenizer)
+    else:
+        prepared_sets(data.model_copy(update={"verify": False}), tokenizer)
+
+
 def verify(folder: Path, index: Index, progress: bool = True) -> None:
     """Reads every byte of a data set. Raises ValueError, naming the file, if one changed."""
     from data.spool import byte_bar

@@ -228,6 +228,23 @@ def test_sources_with_different_tokenizers_are_refused(mixture, folders, tmp_pat
     assert not (tmp_path / "wrong").exists()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=mixture", "data.sources.web.path=gone"], "data.sources.web.path=gone: gone is not"),
+        (["data=prepared", "data.dir=gone"], "data.dir=gone: gone is not a prepared data set"),
+        (["data.files=gone/*.txt"], "data.files=gone/*.txt matches no file"),
+        (["tokenizer.path=gone"], "gone"),
+    ],
+)
+def test_a_job_of_a_sweep_with_data_that_is_not_there_is_refused(overrides, message, tmp_path):
+    given = [*SMALL, f"data.root={tmp_path}/prepared", f"run.root={tmp_path}"]
+    train_command.check_job(composed(*given))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train_command.check_job(composed(*given, *overrides))
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_data_set_under_two_names_is_told(folders, tmp_path, capsys):
     copy = Path(shutil.copytree(folders["web"], tmp_path / "copy"))
     opened(composed(*SMALL, "data=mixture", mixed(folders)))

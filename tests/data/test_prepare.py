@@ -357,6 +357,14 @@ def test_what_an_explicit_folder_was_not_prepared_with_is_refused(settings, text
         make((data, tokenizer.model_copy(update={"path": str(other)})))
 
 
+def test_a_vocabulary_of_much_text_is_told(settings, monkeypatch, capsys):
+    make(settings())
+    assert "vocabulary" not in capsys.readouterr().err
+    monkeypatch.setattr("data.plan._SLOW_SAMPLE", 20_000)
+    make(settings(vocab_size=331))
+    assert "note: a vocabulary of 331 ids is trained on 0 MB" in capsys.readouterr().err
+
+
 # --- small corpora
 
 

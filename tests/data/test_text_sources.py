@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -277,6 +278,24 @@ def test_a_data_set_by_name_is_streamed_in_order(tmp_path, data_config):
     ]:
         with pytest.raises(ValueError, match=message):
             list(hub_source(data_config(hub=str(tmp_path), **change)).documents())
+
+
+def test_a_folder_of_save_to_disk_is_read_as_the_message_says(tmp_path, data_config):
+    folder = tmp_path / "my data"
+    Dataset.from_dict({"text": TEXTS}).save_to_disk(folder)
+    with pytest.raises(ValueError, match="was written by `save_to_disk`") as error:
+        hub_source(data_config(hub=str(folder)))
+    typed = shlex.split(str(error.value))[-1]
+    assert texts(files_source([typed.removeprefix("data.files=").strip("'")], "text")) == TEXTS
+
+
+def test_a_local_folder_with_several_kinds_of_files_is_told(tmp_path, data_config, capsys):
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
+    hub_source(data_config(hub=str(tmp_path)))
+    assert capsys.readouterr().err == ""
+    (tmp_path / "b.txt").write_text("y")
+    hub_source(data_config(hub=str(tmp_path)))
+    assert "files of several kinds (.txt, .jsonl)" in capsys.readouterr().err
 
 
 def test_an_unreachable_hub_is_one_clear_error(data_config):

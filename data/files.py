@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from conf.paths import located
+from data.index import INDEX_FILE
 from data.sources import (
     WHOLE,
     Document,
@@ -215,7 +216,7 @@ def _globbed(pattern: str) -> list[str]:
 
 
 def _check_kinds(paths: list[Path]) -> None:
-    """Raises ValueError on what is no file, or compressed; tells what may be meant as records."""
+    """Raises ValueError on what is no file, compressed or prepared; tells of likely records."""
     for path in paths:
         if not path.is_file():
             what = "a link that leads nowhere" if path.is_symlink() else "no regular file"
@@ -226,6 +227,12 @@ def _check_kinds(paths: list[Path]) -> None:
             raise ValueError(
                 f"data.files: {path} is compressed; of compressed files, only .jsonl.gz is read. "
                 "Unpack it, or give a narrower glob."
+            )
+    for folder in sorted({path.parent for path in paths}):
+        if all((folder / name).is_file() for name in (INDEX_FILE, "train-documents.npy")):
+            raise ValueError(
+                f"data.files: {folder} is a prepared data set, no text. Give a narrower glob, or a "
+                "data.root that it does not match."
             )
     records = [path for path in paths if path.suffix.lower() in _RECORDS]
     if records:

@@ -365,6 +365,15 @@ def test_a_vocabulary_of_much_text_is_told(settings, monkeypatch, capsys):
     assert "note: a vocabulary of 331 ids is trained on 0 MB" in capsys.readouterr().err
 
 
+def test_a_prepared_data_set_among_the_files_is_refused(settings, text_folder):
+    given = {"files": f"{text_folder}/**/*", "root": str(text_folder / "prepared")}
+    folder = make(settings(**given))
+    with pytest.raises(ValueError, match=r"is a prepared data set, no text\. Give") as error:
+        make(settings(**given, skip_bad_records=True))
+    assert str(folder) in str(error.value)
+    assert make(settings(**given | {"files": f"{text_folder}/*.txt"})) == folder
+
+
 # --- small corpora
 
 

@@ -36,7 +36,11 @@ if TYPE_CHECKING:  # heavy imports wait until the settings hold
 
 def check_job(settings: TrainSettings) -> "Path":
     """Checks one job of a sweep; returns its run's folder, which no two jobs may share."""
-    return check_settings(settings)[1].path
+    from data.sets import check_given
+
+    folder = check_settings(settings)[1].path
+    check_given(settings.data, settings.tokenizer)
+    return folder
 
 
 @hydra_main("train", TrainSettings, check=check_job)

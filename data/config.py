@@ -1,10 +1,11 @@
 """Settings of the data and the tokenizer. Every default lives in conf/data and conf/tokenizer."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from conf.settings import Count, CountOrZero, RowLength, Settings, Text, Weight
 
@@ -36,7 +37,15 @@ class TokenizerConfig(Settings):
     )
 
 
-SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+def _source_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise ValueError(
+            "names of sources begin with a letter and go on with letters, digits, _ and -"
+        )
+    return name
+
+
+SourceName = Annotated[str, AfterValidator(_source_name)]
 """Part of the names of metrics."""
 
 
@@ -206,6 +215,13 @@ class PrepareSettings(Settings):
         description="One part of the work, such as 0/64, for tasks that share it; see `data.parts`."
     )
     merge: bool = Field(description="Make the data set of all parts that were prepared.")
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _part_of_parts(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, str):  # shard=3 is a number to Hydra
+            raise ValueError(f"{value} is not a part and their number, such as shard=0/64")
+        return value
 
     @model_validator(mode="after")
     def _one_step(self) -> Self:

@@ -232,7 +232,9 @@ def _check_offsets(path: Path, documents: int) -> None:
         raise _damaged(path, "it is missing")
     try:
         offsets = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # ValueError, EOFError, those of the parser: whatever the bytes are
         raise _damaged(path, str(error)) from None
     if offsets.dtype != np.int64 or offsets.shape != (documents,):
         raise _damaged(path, f"it holds {offsets.dtype} {offsets.shape}, not int64 ({documents},)")

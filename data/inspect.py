@@ -34,7 +34,7 @@ from model.training.budget import kept_tokens
 from model.training.config import TrainerSettings
 from model.training.differences import changed
 from model.training.load import existing_run
-from model.training.stages import stages_of, total_steps
+from model.training.stages import stage_at, stages_of, total_steps
 
 _COLORS = ("cyan", "yellow", "green", "magenta", "blue")
 _MASKED = ("⟦", "⟧")
@@ -51,11 +51,23 @@ class Piece(NamedTuple):
 
 @hydra_main("inspect", InspectSettings, only_prints=True)
 def main(settings: InspectSettings) -> None:
+    if settings.rank >= settings.world:
+        raise ValueError(
+            f"rank={settings.rank}: with world={settings.world} there are ranks 0 to "
+            f"{settings.world - 1}; give another rank, or the number of ranks as world"
+        )
     data, trainer, sets, tokenizer, tokens = _opened(settings)
     stages = stages_of(trainer, data.seq_len, tokens)
     steps = total_steps(stages)
     if settings.step > steps:
         raise ValueError(f"step={settings.step}: the run has steps 1 to {steps}")
+    count = stages[stage_at(stages, settings.step - 1)].rows
+    if count % settings.world:
+        fitting = [str(n) for n in range(1, count + 1) if not count % n]
+        raise ValueError(
+            f"world={settings.world}: that step has {count} rows, which are shared equally by "
+            f"{', '.join(fitting)} ranks"
+        )
     weights = weights_of(data, sets)
     read = TrainRows(sets, weights, data.by_length, row_stages(stages), data.seed)
     rows = read.rows(settings.step - 1, settings.rank, settings.world)

@@ -6,6 +6,7 @@ a split.
 """
 
 import heapq
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ PLAN_FILE = "plan.json"
 
 _NAMED = 20
 _STRETCH = 1 << 20
+_SLOW_SAMPLE = 16_000_000
 _THIN = 8
 _THIN_STRETCH = 1 << 16
 
@@ -138,6 +140,14 @@ def rows(array: np.ndarray) -> Iterator[list[int]]:
 def _tokenizer(folder: Path, parts: int, config: TokenizerConfig) -> Tokenizer:
     if config.path is not None:
         return Tokenizer.load(config.path)
+    sizes = [np.load(ranges_file(folder, n, "train"), mmap_mode="r")[:, 1] for n in range(parts)]
+    sample = min(config.sample_bytes, sum(int(part.sum()) for part in sizes))
+    if sample >= _SLOW_SAMPLE:  # sentencepiece does not say how far it is
+        print(
+            f"note: a vocabulary of {config.vocab_size:,} ids is trained on {sample / 1e6:,.0f} MB "
+            "of text, which may take minutes (tokenizer.sample_bytes)",
+            file=sys.stderr,
+        )
     return Tokenizer.train(sampled_texts(folder, parts, config.sample_bytes), config)
 
 

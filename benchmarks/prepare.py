@@ -159,9 +159,12 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
             model_type="bpe",
             sample_bytes=_SAMPLE,
             character_coverage=0.9999,
+            bos=None,
+            eos=None,
+            pad=None,
         )
         tokenizer = Tokenizer.train(sample_blocks([sample], _SAMPLE, _SAMPLE), config)
-        tokenizer.save(work / "tokenizer.model")
+        tokenizer.save(work)
         for number in left:
             _tell(f"preparing with data.processes={number}")
             results["points"].append(_measured(work, tokenizer, sample, number))

@@ -31,7 +31,7 @@ from data.writer import SplitWriter
 SHARD_TOKENS = 1 << 27
 TASK_BYTES = 1 << 20
 
-_STRETCH = 1 << 12
+_STRETCH = 1 << 10
 """Bytes that are searched at once for a place to cut."""
 
 _TASKS_PER_PROCESS = 4

@@ -13,6 +13,7 @@ fingerprint covers both.
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,8 @@ from data.tokenizer import FILES, PROBES, Tokenizer
 
 _CONTEXT = 64
 _TRIED = 16
+"""About so many borders of words in a stretch of text are tried, of each of two sorts."""
+
 _CHANGING = ("lstrip", "rstrip", "single_word")
 
 
@@ -140,7 +143,9 @@ class JsonTokenizer(Tokenizer):
         _, borders = self._words(text[first:last])
         places = sorted(first + place for place in borders if begin <= first + place < end)
         # Where text has no place, such as in a long number, trying every one would take minutes.
-        tried = places[:: -(-len(places) // _TRIED) or 1]
+        likely = [place for place in places if _kind(text[place - 1]) != _kind(text[place])]
+        others = sorted(set(places) - set(likely))
+        tried = (place for some in (likely, others) for place in some[:: len(some) // _TRIED + 1])
         return next((place for place in tried if self._may_cut(text, place)), None)
 
     def unescape(self, text: str) -> str:
@@ -253,6 +258,11 @@ class JsonTokenizer(Tokenizer):
                 raise ValueError(
                     f"{name} changes text: {probe!r} comes back as {back!r}. {WAY_OUT}"
                 )
+
+
+def _kind(character: str) -> str:
+    """Letter, number, space and so on, by which words are split."""
+    return unicodedata.category(character)[0]
 
 
 def _usable(contents: Section, roles: Mapping[str, str]) -> tuple[Section, list[str]]:

@@ -21,7 +21,7 @@ def gpt2(text: str) -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    _train_bpe(made, text, [END])
+    _train_bpe(made, text[:40_000], [END])
     made.add_tokens(["<think>", AddedToken("   ", normalized=False)])
     return made
 
@@ -36,7 +36,7 @@ def llama3(text: str) -> Tokenizer:
         ]
     )
     made.decoder = decoders.ByteLevel()
-    _train_bpe(made, text, ["<s>"])
+    _train_bpe(made, text[:40_000] + "123 234 345 456 567 671 712 " * 200, ["<s>"])
     made.add_special_tokens(["<|begin|>", END, "<|fill|>"])
     return made
 
@@ -128,4 +128,4 @@ def _train_bpe(made: Tokenizer, text: str, special: list[str]) -> None:
         initial_alphabet=pre.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([text[:40_000]], trainer)
+    made.train_from_iterator([text], trainer)

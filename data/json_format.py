@@ -37,7 +37,10 @@ class Scheme(NamedTuple):
     def bytes_of(self, piece: str) -> bytes:
         """Bytes of a piece of the model."""
         if self.byte_level:
-            return b"".join(ALPHABET.get(char, char.encode()) for char in piece)
+            try:
+                return piece.translate(ALPHABET).encode("latin-1")
+            except UnicodeEncodeError:  # not of the alphabet: the library takes it as it is
+                return piece.encode()
         if self.byte_fallback and (match := _BYTE.fullmatch(piece)):
             return bytes([int(match[1], 16)])
         return (piece.replace(MARKER, " ") if self.marker else piece).encode()
@@ -47,13 +50,12 @@ class Scheme(NamedTuple):
         return content.encode() if self.byte_level else self.bytes_of(content)
 
 
-def _alphabet() -> dict[str, bytes]:
-    """The characters that stand for bytes in byte-level vocabularies: printable Latin-1 characters
-    for themselves, U+0100 and so on for the other bytes, in their order."""
+def _alphabet() -> dict[int, int]:
+    """From the characters that stand for bytes in byte-level vocabularies to the bytes: printable
+    Latin-1 characters for themselves, U+0100 and so on for the other bytes, in their order."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
-    taken = {chr(byte): bytes([byte]) for byte in own}
-    return taken | {chr(256 + i): bytes([byte]) for i, byte in enumerate(others)}
+    return {byte: byte for byte in own} | {256 + i: byte for i, byte in enumerate(others)}
 
 
 ALPHABET = _alphabet()
@@ -129,7 +131,8 @@ def producible(contents: Section, pieces: set[str]) -> set[str]:
     pieces = pieces & pieces_of(contents).keys()
     if model_type(model) == "Unigram" or model.get("ignore_merges"):
         return pieces
-    merged = {"".join(m) if isinstance(m, list) else m.replace(" ", "") for m in model["merges"]}
+    merges = (m if isinstance(m, list) else m.split(" ") for m in model["merges"] if len(pieces))
+    merged = {"".join(merge) for merge in merges}
     return {piece for piece in pieces if len(piece) == 1 or piece in merged}
 
 
@@ -227,7 +230,7 @@ def _alphabet_problems(contents: Section, scheme: Scheme) -> list[str]:
         return ["ByteLevel is in only one of its (pre-)tokenizer and its decoder"]
     pieces = pieces_of(contents)
     if scheme.byte_level:
-        missing = sum(char not in pieces for char in ALPHABET)
+        missing = sum(chr(character) not in pieces for character in ALPHABET)
     elif contents["model"].get("byte_fallback") and scheme.byte_fallback:
         missing = sum(f"<0x{byte:02X}>" not in pieces for byte in range(256))
     else:

@@ -102,9 +102,9 @@ class JsonTokenizer(Tokenizer):
         except Exception as error:  # the library raises no narrower one
             raise ValueError(f"{name} is not a Hugging Face tokenizer.json: {error}") from None
         self._library.encode_special_tokens = True  # as ordinary text
-        self._contents, self._scheme = contents, scheme
-        self._added = added_tokens(contents)
-        ids = pieces_of(contents) | {token["content"]: token["id"] for token in self._added}
+        self._scheme = scheme
+        self._pieces, self._added = pieces_of(contents), added_tokens(contents)
+        ids = self._pieces | {token["content"]: token["id"] for token in self._added}
         self.size = max(ids.values()) + 1
         self.bos_id, self.eos_id, self.pad_id = (ids[roles[role]] for role in ROLES)
         self._special = {
@@ -112,8 +112,8 @@ class JsonTokenizer(Tokenizer):
             *(token["content"] for token in self._added if token["special"]),
             *filter(None, [unknown_piece(contents)]),
         }
-        self._literals = self._forbidden(name)
-        self._pairs = self._adjacent_pairs()
+        self._literals = self._forbidden(contents, name)
+        self._pairs = self._adjacent_pairs(contents)
         self._check(name)
 
     @cached_property
@@ -190,7 +190,7 @@ class JsonTokenizer(Tokenizer):
     @cached_property
     def _bytes(self) -> list[bytes]:
         table = [b""] * self.size
-        for piece, id in pieces_of(self._contents).items():
+        for piece, id in self._pieces.items():
             if piece not in self._special:
                 table[id] = self._scheme.bytes_of(piece)
         for token in self._added:
@@ -200,12 +200,10 @@ class JsonTokenizer(Tokenizer):
                 table[token["id"]] = b""
         return table
 
-    def _forbidden(self, name: str) -> re.Pattern[str] | None:
+    def _forbidden(self, contents: Section, name: str) -> re.Pattern[str] | None:
         """Strings that text may hold and that are not to become the pieces of that name."""
-        pieces = self._special | (
-            byte_pieces(self._contents) if self._scheme.byte_fallback else set()
-        )
-        pieces = producible(self._contents, pieces)
+        pieces = self._special | (byte_pieces(contents) if self._scheme.byte_fallback else set())
+        pieces = producible(contents, pieces)
         plain = self._scheme._replace(byte_fallback=False)
         texts = [plain.bytes_of(piece).decode(errors="replace") for piece in sorted(pieces)]
         for text in texts:
@@ -217,47 +215,49 @@ class JsonTokenizer(Tokenizer):
         # Occurrences may overlap: each is looked at from its first character alone.
         return re.compile(f"(?={'|'.join(map(re.escape, texts))})") if texts else None
 
-    def _adjacent_pairs(self) -> frozenset[str] | None:
+    def _adjacent_pairs(self, contents: Section) -> frozenset[str] | None:
         """None where the text around a place decides on more than pieces: words, byte-level pieces,
         whole texts that are pieces."""
-        ignores_merges = self._contents["model"].get("ignore_merges")
-        if self._scheme.byte_level or ignores_merges or has_words(self._contents):
+        ignores_merges = contents["model"].get("ignore_merges")
+        if self._scheme.byte_level or ignores_merges or has_words(contents):
             return None
-        pieces = pieces_of(self._contents).keys() | {token["content"] for token in self._added}
+        pieces = self._pieces.keys() | {token["content"] for token in self._added}
         return adjacent_pairs(
             piece.replace(MARKER, " ") if self._scheme.marker else piece for piece in pieces
         )
 
     def _check(self, name: str) -> None:
-        pieces = pieces_of(self._contents)
         for token in self._added:
-            content = token["content"]
-            if (id := self._library.token_to_id(content)) != token["id"]:
-                raise ValueError(
-                    f"{name}: its added token {content!r} has id {token['id']} in the file, but "
-                    f"{id} in the tokenizers library, which counts on from the model's "
-                    "vocabulary. Number added tokens without holes"
-                )
-            changing = [key for key in _CHANGING if token.get(key)]
-            if changing and not token["special"]:
-                raise ValueError(
-                    f"{name}: its added token {content!r} takes in or depends on what stands "
-                    f"around it ({', '.join(changing)}). Set that to false in the file, or "
-                    "train one here: tokenizer=sentencepiece_32k"
-                )
-            as_piece, as_text = self._scheme.bytes_of(content), self._scheme.bytes_of_added(content)
-            if not token["special"] and content in pieces and as_piece != as_text:
-                raise ValueError(
-                    f"{name}: its added token {content!r} is a piece of the model, too, which "
-                    f"stands for {as_piece!r}. {WAY_OUT}"
-                )
+            self._check_added(token, name)
         literals = "".join(f"a{token['content']} {token['content']}\n" for token in self._added)
         for probe in (*PROBES, literals):
-            ids = self.encode(probe)
-            if (back := self.decode(ids)) != probe:
+            if (back := self.decode(self.encode(probe))) != probe:
                 raise ValueError(
                     f"{name} changes text: {probe!r} comes back as {back!r}. {WAY_OUT}"
                 )
+
+    def _check_added(self, token: Section, name: str) -> None:
+        content = token["content"]
+        if (id := self._library.token_to_id(content)) != token["id"]:
+            raise ValueError(
+                f"{name}: its added token {content!r} has id {token['id']} in the file, but {id} "
+                "in the tokenizers library, which counts on from the model's vocabulary. Number "
+                "added tokens without holes"
+            )
+        if token["special"]:
+            return
+        if changing := [key for key in _CHANGING if token.get(key)]:
+            raise ValueError(
+                f"{name}: its added token {content!r} takes in or depends on what stands around it "
+                f"({', '.join(changing)}). Set that to false in the file, or train one here: "
+                "tokenizer=sentencepiece_32k"
+            )
+        as_piece, as_text = self._scheme.bytes_of(content), self._scheme.bytes_of_added(content)
+        if content in self._pieces and as_piece != as_text:
+            raise ValueError(
+                f"{name}: its added token {content!r} is a piece of the model, too, which stands "
+                f"for {as_piece!r}. {WAY_OUT}"
+            )
 
 
 def _kind(character: str) -> str:

@@ -102,6 +102,31 @@ def test_a_saved_tokenizer_is_the_same_without_the_file_it_came_from(loaded, pat
     assert tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size()
 
 
+def test_a_piece_that_the_model_would_make_of_text_is_not_made(code_text, tmp_path):
+    make, roles = KINDS["unigram"]
+    path = write(make(code_text), tmp_path, roles)
+    library = tokenizers.Tokenizer.from_file(str(path))
+    library.encode_special_tokens = True
+    loaded = Tokenizer.load(path)
+    for text in ("</s>", "<0x0A>"):
+        (id,) = library.encode(text).ids
+        ids = loaded.encode(text)
+        assert id not in ids
+        assert loaded.decode(ids) == text
+
+
+def test_early_files_are_read_that_name_no_type_of_model(made, tmp_path):
+    model = json.loads(made.to_str())["model"]
+    early = {"merges": [" ".join(pair) for pair in model["merges"]], "vocab": model["vocab"]}
+    early |= {"unk_token": "", "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    normalizer = {"type": "Sequence", "normalizers": []}
+    path = write(made, tmp_path, {"eos": END}, model=early, normalizer=normalizer)
+    text = "def f(x):\n    return 'é' " + END
+    made.encode_special_tokens = True
+    assert Tokenizer.load(path).encode(text) == made.encode(text).ids
+    made.encode_special_tokens = False
+
+
 # --- settings of the file
 
 
@@ -226,6 +251,10 @@ NAMED = {"id": 600, "single_word": False, "lstrip": True, "rstrip": False, "norm
             "its normalizer Prepend puts a space before the text",
         ),
         ({"pre_tokenizer": PREFIX}, "its pre_tokenizer ByteLevel puts a space before the text"),
+        (
+            {"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "always"}},
+            "its pre_tokenizer Metaspace puts a space before the text",
+        ),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "its pre_tokenizer Whitespace drops spaces"),
         (
             {"pre_tokenizer": {"type": "Split", "behavior": "Removed"}},

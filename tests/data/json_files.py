@@ -26,17 +26,24 @@ def gpt2(text: str) -> Tokenizer:
     return made
 
 
-def llama3(text: str) -> Tokenizer:
-    """Byte-level BPE of words split by a regular expression; whole words are looked up first."""
-    made = Tokenizer(models.BPE(ignore_merges=True))
+def split_by(pattern: str, text: str, **options: Any) -> Tokenizer:
+    """Byte-level BPE of words split by a regular expression."""
+    made = Tokenizer(models.BPE(**options))
     made.pre_tokenizer = pre.Sequence(
         [
-            pre.Split(Regex(LLAMA3), "isolated"),
+            pre.Split(Regex(pattern), "isolated"),
             pre.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     made.decoder = decoders.ByteLevel()
-    _train_bpe(made, text[:40_000] + "123 234 345 456 567 671 712 " * 200, ["<s>"])
+    _train_bpe(made, text, ["<s>"])
+    return made
+
+
+def llama3(text: str) -> Tokenizer:
+    """Byte-level BPE of Llama 3's words; whole words are looked up first."""
+    numbers = "123 234 345 456 567 671 712 " * 200
+    made = split_by(LLAMA3, text[:40_000] + numbers, ignore_merges=True)
     made.add_special_tokens(["<|begin|>", END, "<|fill|>"])
     return made
 

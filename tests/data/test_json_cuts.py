@@ -13,7 +13,7 @@ from tqdm import tqdm
 from data.encode import Encoder, tasks, write_split
 from data.plan import part_folder, ranges_file
 from data.tokenizer import Tokenizer
-from tests.data.json_files import END, KINDS, write
+from tests.data.json_files import END, KINDS, split_by, write
 from tests.data.test_encode import encoded, expected
 
 KIND_NAMES = list(KINDS)
@@ -111,6 +111,22 @@ def test_a_border_that_depends_on_where_counting_began_is_none(folder_of_kind):
     assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == tokenizer.encode(text)
     wrong = 4 + 301
     assert tokenizer.encode(text[:wrong]) + tokenizer.encode(text[wrong:]) != tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pieces"),
+    [
+        (r'"[^"]*"|[^"\s]+|\s+', ['"a b"', '"c de"', " "]),  # inside or outside of quotes?
+        (r"x+(?=y)|\w|\s+", ["xx", "xxx", "y"]),  # runs that are a word before a y alone
+    ],
+)
+def test_what_a_word_is_may_depend_on_text_before_and_behind_it(tmp_path, pattern, pieces):
+    source = random.Random(2)
+    text = "".join(source.choice(pieces) for _ in range(3000))
+    given = write(split_by(pattern, text), tmp_path / "given", {"eos": "<s>"})
+    Tokenizer.load(given).save(tmp_path)
+    for task_bytes in (400, 401, 402):
+        assert_whole(tmp_path, [text[:3000]], task_bytes)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "gemma"])

@@ -271,7 +271,7 @@ def _usable(contents: Section, roles: Mapping[str, str]) -> tuple[Section, list[
     dropped = bool(model.get("dropout"))
     off = [key for key in ("truncation", "padding") if contents.get(key)]
     off += ["dropout"] if dropped else []
-    notes = [f"The tokenizer's {' and '.join(off)} is switched off."] if off else []
+    notes = [f"Switched off in the tokenizer: {', '.join(off)}."] if off else []
     changed = {
         "truncation": None,
         "padding": None,

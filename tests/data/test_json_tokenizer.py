@@ -194,7 +194,7 @@ def test_what_cuts_or_adds_is_switched_off_and_noted(made, tmp_path):
     loaded = Tokenizer.load(write(library, tmp_path, {"eos": END}, model=model))
     text = "def f(x): return x\n" * 50
     assert loaded.encode(text) == made.encode(text).ids
-    assert loaded.notes[-1] == "The tokenizer's truncation and padding and dropout is switched off."
+    assert loaded.notes[-1] == "Switched off in the tokenizer: truncation, padding, dropout."
 
 
 def test_ids_may_have_holes_and_go_beyond_16_bits(made, tmp_path):

@@ -103,7 +103,7 @@ def pieces_of(contents: Section) -> dict[str, int]:
     vocab = contents["model"]["vocab"]
     if isinstance(vocab, dict):
         return vocab
-    return {piece: id for id, (piece, _) in enumerate(vocab)}
+    return {entry[0]: id for id, entry in enumerate(vocab)}
 
 
 def unknown_piece(contents: Section) -> str | None:
@@ -141,9 +141,9 @@ def byte_pieces(contents: Section) -> set[str]:
     return {piece for piece in pieces_of(contents) if _BYTE.fullmatch(piece)}
 
 
-def model_type(model: Section) -> str | None:
+def model_type(model: Section) -> str:
     """Its type; early files do not name that of BPE."""
-    return model.get("type") or ("BPE" if "merges" in model else None)
+    return "BPE" if "merges" in model else model["type"]
 
 
 def _steps(section: Section | None, key: str) -> Iterator[Section]:

@@ -16,6 +16,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,17 @@ def load_json(path: Path, data: bytes, given: Mapping[str, str | None]) -> "Json
     """
     name = str(path)
     try:
-        contents = json.loads(data)
-        pieces_of(contents)
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{name} is not a Hugging Face tokenizer.json with a model and its vocabulary."
-        ) from None
-    scheme = scheme_of(contents, name)
-    roles, notes = find_roles(path.parent, contents, given, name)
-    return JsonTokenizer(contents, scheme, roles, notes, name)
+        text = data.decode()
+        contents = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a Hugging Face tokenizer.json: {error}") from None
+    try:
+        scheme = scheme_of(contents, name)
+        roles, notes = find_roles(path.parent, contents, given, name)
+        return JsonTokenizer(contents, scheme, roles, notes, name)
+    except (AttributeError, IndexError, KeyError, TypeError):
+        _parsed(text, name)  # what has another structure is refused by the library
+        raise
 
 
 class JsonTokenizer(Tokenizer):
@@ -97,10 +100,7 @@ class JsonTokenizer(Tokenizer):
         file, map_file = FILES[self.kind]
         text = json.dumps(contents, ensure_ascii=False, separators=(",", ":"))
         self.files = {file: text.encode(errors="surrogatepass"), map_file: token_map(roles)}
-        try:
-            self._library = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises no narrower one
-            raise ValueError(f"{name} is not a Hugging Face tokenizer.json: {error}") from None
+        self._library = _parsed(text, name)
         self._library.encode_special_tokens = True  # as ordinary text
         self._scheme = scheme
         self._pieces, self._added = pieces_of(contents), added_tokens(contents)
@@ -179,11 +179,8 @@ class JsonTokenizer(Tokenizer):
             }
             begin += len(part)
         if self._scheme.marker and (ESCAPE in text or MARKER in text):
-            escaped = self._escaped(text)
-            starts = [0]
-            for character in text:
-                starts.append(starts[-1] + len(escape(character)))
-            assert starts[-1] == len(escaped), text
+            sizes = (len(escape(character)) for character in text)
+            starts = accumulate(sizes, initial=0)
             borders = {place for place, start in enumerate(starts) if start in borders}
         return ids, borders - {0}
 
@@ -258,6 +255,13 @@ class JsonTokenizer(Tokenizer):
                 f"{name}: its added token {content!r} is a piece of the model, too, which stands "
                 f"for {as_piece!r}. {WAY_OUT}"
             )
+
+
+def _parsed(text: str, name: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"{name} is not a Hugging Face tokenizer.json: {error}") from None
 
 
 def _kind(character: str) -> str:

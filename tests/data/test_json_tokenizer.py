@@ -296,8 +296,27 @@ def test_an_ordinary_character_cannot_be_a_special_token(made, tmp_path):
         Tokenizer.load(write(made, tmp_path, {"eos": "a"}))
 
 
-@pytest.mark.parametrize("contents", ["{}", "[", '{"model": {"vocab": 3}}', '{"model": 1}'])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"type": "BPE", "vocab": 3, "merges": []}},
+        {"model": {"type": "Unigram", "unk_id": 5}},
+        {"model": 1},
+        {"decoder": {"type": "Sequence"}},
+        {"normalizer": [1]},
+        {"added_tokens": [{"content": "x"}]},
+    ],
+)
+def test_files_of_another_structure_are_named(made, tmp_path, changes):
+    path = write(made, tmp_path, {"eos": END}, **changes)
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer\.json: "
+    ):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("contents", [b"{}", b"[", b'{"a": "\xff"}', b"[1]", b'{"model": {}}'])
 def test_files_that_are_no_tokenizer_are_named(tmp_path, contents):
-    (tmp_path / "tokenizer.json").write_text(contents)
+    (tmp_path / "tokenizer.json").write_bytes(contents)
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer\.json"):
         Tokenizer.load(tmp_path)

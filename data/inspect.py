@@ -25,7 +25,7 @@ from conf.cli import CONF, hydra_main, override
 from conf.schema import InspectSettings, TrainSettings
 from data.binding import bound, tokenizer_of
 from data.config import DataConfig
-from data.index import TOKENIZER_FILE, Index
+from data.index import Index
 from data.packed import IGNORED
 from data.rows import Row, TrainRows, row_stages
 from data.sets import Sets, check_stage_weights, first, prepared_sets, weights_of
@@ -164,7 +164,10 @@ def rendered(row: Row, index: Index, tokenizer: Tokenizer, colored: bool) -> Tex
 def pieces(row: Row, index: Index, tokenizer: Tokenizer) -> Iterator[Piece]:
     """Text token by token; padding, and the bytes of one character, as one piece each."""
     # The id of padding may be that of the end: inside of a document it is the end.
-    names = {index.pad_id: "⟨pad⟩", index.bos_id: "⟨bos⟩", index.eos_id: "⟨eos⟩"}
+    names = {index.pad_id: "⟨pad⟩"}
+    for id in (index.bos_id, index.eos_id):
+        roles = [role for role in ("bos", "eos") if getattr(index, f"{role}_id") == id]
+        names[id] = f"⟨{'='.join(roles)}⟩"
     tokens, labels, segments = (
         row.tensors[name].tolist() for name in ("tokens", "labels", "segments")
     )
@@ -210,7 +213,8 @@ def _opened(
         stages = stages_of(settings.trainer, settings.data.seq_len)
         check_stage_weights([stage.weights for stage in stages], settings.data)
         sets = prepared_sets(settings.data, settings.tokenizer)
-        tokenizer = Tokenizer.load(first(sets).folder / TOKENIZER_FILE)
+        folder, index = first(sets)
+        tokenizer = Tokenizer.load(folder / index.tokenizer_file)
         return settings.data, settings.trainer, sets, tokenizer, None
     _check_nothing_typed(settings)
     folder = existing_run(settings.root, settings.run)

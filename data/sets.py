@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.config import DataConfig, TokenizerConfig, check_weights
-from data.index import TOKENIZER_FILE, Index, files_of, read_index, verify_checksums
+from data.index import Index, files_of, read_index, verify_checksums
+from data.tokenizer import to_type
 
 
 class Prepared(NamedTuple):
@@ -173,8 +174,12 @@ def _check_tokenizers(sets: Sets) -> None:
         if prepared.index.tokenizer_fingerprint != one.index.tokenizer_fingerprint:
             raise ValueError(
                 f"data.sources.{name} ({one.folder}) and data.sources.{other} ({prepared.folder}) "
-                f"were prepared with different tokenizers, {one.index.tokenizer_fingerprint} and "
-                f"{prepared.index.tokenizer_fingerprint}, so that the same ids mean other text. "
+                f"were prepared with different tokenizers, {_named(one.index)} and "
+                f"{_named(prepared.index)}, so that the same ids mean other text. "
                 "Prepare one of them again with the tokenizer of the other: python -m data.prepare "
-                f"data.files=FILES tokenizer.path={one.folder / TOKENIZER_FILE}"
+                f"data.files=FILES {to_type(one.folder / one.index.tokenizer_file)}"
             )
+
+
+def _named(index: Index) -> str:
+    return f"{index.tokenizer_kind} {index.tokenizer_fingerprint}"

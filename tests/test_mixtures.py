@@ -183,7 +183,10 @@ def test_a_forced_tokenizer_is_named_too(folders, tmp_path):
         return {"": Prepared(folders[name], read_index(folders[name]))}
 
     bind(tmp_path, sets("web"))
-    with pytest.raises(ValueError, match=r"tokenizer: saved \w+, given \w+\n  data set: saved"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer: saved sentencepiece \w+, given sentencepiece \w+\n  data set: saved",
+    ):
         bind(tmp_path, sets("alien"))
     assert bound(tmp_path, {"data": {"dir": None}}) == sets("web")
 

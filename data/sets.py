@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from data.config import DataConfig, TokenizerConfig, check_weights
 from data.index import Index, files_of, read_index, verify_checksums
-from data.tokenizer import to_type
+from data.tokenizer import given_tokenizer, to_type
 
 
 class Prepared(NamedTuple):
@@ -89,14 +89,12 @@ def check_preparation(
     given: the setting that names it.
     """
     if tokenizer.path is not None:
-        from data.tokenizer import Tokenizer
-
-        other = Tokenizer.load(tokenizer.path).fingerprint
+        other = given_tokenizer(tokenizer).fingerprint
         if other != index.tokenizer_fingerprint:
             raise ValueError(
                 f"tokenizer.path={tokenizer.path} ({other}): {given} was prepared with another "
-                f"tokenizer ({index.tokenizer_fingerprint}) and keeps it. Type "
-                "tokenizer.path=null, or prepare the text again with that tokenizer"
+                f"tokenizer ({index.tokenizer_fingerprint}) and keeps it. Leave the settings of "
+                "the tokenizer out, or prepare the text again with that one"
             )
     repeats = index.duplicates
     if data.drop_duplicates and not (repeats and (repeats.dropped or not repeats.documents)):

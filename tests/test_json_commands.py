@@ -125,7 +125,7 @@ def test_a_run_from_training_to_text(root, do, tmp_path):
     assert "nats per token" in out
     code, out, err = do(inspect_command.main, *at, "step=1", "color=never")
     assert code == 0, err
-    assert "⟨bos=eos=pad⟩" in out
+    assert "⟨bos=eos⟩" in out
     assert "<think> of" in out
     (tmp_path / "run" / "special_tokens_map.json").write_text("{}")
     code, _, err = do(generate_command.main, *at)

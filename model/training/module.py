@@ -8,10 +8,12 @@ the decision about non-finite gradients and the schedule belong to the optimizer
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
 from model.network import LanguageModel
@@ -86,12 +88,14 @@ class TrainingModule(L.LightningModule):
         # Data-parallel strategies average gradients over ranks: undo it, the sum is wanted.
         share = self.trainer.world_size / targets.clamp(min=1)
 
-        rows = stage.micro_batch_rows or len(batch["tokens"])
+        count = len(batch["tokens"])
+        rows = stage.micro_batch_rows or count
         cross_entropy = torch.zeros((), device=self.device)
-        for start in range(0, len(batch["tokens"]), rows):
+        for start in range(0, count, rows):
             micro = {name: value[start : start + rows] for name, value in batch.items()}
             loss, summed = self._loss(micro)
-            self.manual_backward(loss * share)
+            with nullcontext() if start + rows >= count else self._gradients_kept():
+                self.manual_backward(loss * share)
             cross_entropy += summed
 
         optimizer = self.optimizers()
@@ -188,6 +192,13 @@ class TrainingModule(L.LightningModule):
                 "before them. Try a lower optimizer.lr, a longer schedule.warmup or "
                 "trainer.precision=32-true."
             )
+
+    def _gradients_kept(self) -> AbstractContextManager:
+        """Ranks exchange gradients once per step, not for each of its micro-batches."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ParallelStrategy):
+            return strategy.block_backward_sync()
+        return nullcontext()
 
     def _sum_over_ranks(self, value: Tensor) -> Tensor:
         if self.trainer.world_size == 1:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from model.network import LanguageModel
 
 
-@hydra_main("eval", EvalSettings)
+@hydra_main("eval", EvalSettings, only_prints=True)
 def main(settings: EvalSettings) -> None:
     from rich import print as rich_print
     from rich.table import Table

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from model.network import LanguageModel
 
 
-@hydra_main("generate", GenerateSettings, free_text=("prompt",))
+@hydra_main("generate", GenerateSettings, free_text=("prompt",), only_prints=True)
 def main(settings: GenerateSettings) -> None:
     check_prompt(settings.prompt)
 

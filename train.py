@@ -115,7 +115,13 @@ def main(settings: TrainSettings) -> None:
             return start, folder.config()
 
         start, config = team.decided(open_run)
-        train(settings, folder, config, model, sets, data, stages, device.type, processes, start)
+        try:
+            train(
+                settings, folder, config, model, sets, data, stages, device.type, processes, start
+            )
+        except SystemExit:  # saved and stopped
+            team.end_together()
+            raise
 
 
 def check_settings(

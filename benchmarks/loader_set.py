@@ -1,6 +1,7 @@
 """A data set of any size that takes hardly any disk: its shards are sparse files of zeros."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,21 @@ from data.index import (
 
 SHARD_TOKENS = 1 << 30
 _NOTHING = "0" * 64
+_SPREAD = 1.2  # standard deviation of the logarithm of lengths
+_CHUNK = 1 << 20
 
 
-def write_sparse_set(folder: Path, tokens: int, document_tokens: int) -> Index:
-    """Writes a folder as `data.prepare` does; all tokens are 0, all documents are equally long.
+def write_sparse_set(folder: Path, tokens: int, document_tokens: int, seed: int = 0) -> Index:
+    """Writes a folder as `data.prepare` does; all tokens are 0.
+
+    document_tokens: mean of a document. Lengths are drawn from a log-normal distribution: half of
+        the documents are shorter than half of the mean, one in 100 is longer than 8 times the mean.
 
     The starts of the documents are real, 8 bytes each. Checksums are not those of the files.
     """
     folder.mkdir(parents=True)
-    train = _split(folder, "train", tokens, document_tokens)
-    held_out = _split(folder, "validation", 10 * document_tokens, document_tokens)
+    train = _split(folder, "train", tokens, document_tokens, seed)
+    held_out = _split(folder, "validation", 10 * document_tokens, document_tokens, seed)
     validation = ValidationIndex(**held_out.model_dump(), gzip_bytes=1, unigram_nats_per_token=1.0)
     tokenizer = b"none"
     (folder / TOKENIZER_FILE).write_bytes(tokenizer)
@@ -54,7 +60,7 @@ def write_sparse_set(folder: Path, tokens: int, document_tokens: int) -> Index:
     return index
 
 
-def _split(folder: Path, name: str, tokens: int, document_tokens: int) -> SplitIndex:
+def _split(folder: Path, name: str, tokens: int, document_tokens: int, seed: int) -> SplitIndex:
     shards = []
     for number, first in enumerate(range(0, tokens, SHARD_TOKENS)):
         shard = Shard(
@@ -70,10 +76,13 @@ def _split(folder: Path, name: str, tokens: int, document_tokens: int) -> SplitI
     starts = np.lib.format.open_memmap(
         folder / offsets_file, mode="w+", dtype=np.int64, shape=(documents,)
     )
-    chunk = 1 << 20
-    for first in range(0, documents, chunk):
-        some = np.arange(first, min(first + chunk, documents), dtype=np.int64)
-        starts[first : first + len(some)] = some * document_tokens
+    # Twice, as the lengths must add up: once for their sum, and in proportion to it.
+    total = sum(float(lengths.sum()) for lengths in _lengths(documents, seed))
+    first, before = 0, 0.0
+    for lengths in _lengths(documents, seed):
+        until = before + np.cumsum(lengths)
+        starts[first : first + len(lengths)] = (until - lengths) * (tokens / total)
+        first, before = first + len(lengths), float(until[-1])
     starts.flush()
     return SplitIndex(
         tokens=tokens,
@@ -83,3 +92,10 @@ def _split(folder: Path, name: str, tokens: int, document_tokens: int) -> SplitI
         offsets_file=offsets_file,
         offsets_sha256=_NOTHING,
     )
+
+
+def _lengths(documents: int, seed: int) -> Iterator[np.ndarray]:
+    """Lengths of documents, in proportion."""
+    for number, first in enumerate(range(0, documents, _CHUNK)):
+        source = np.random.default_rng([seed, number])
+        yield source.lognormal(0, _SPREAD, min(_CHUNK, documents - first))

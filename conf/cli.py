@@ -12,6 +12,7 @@ space, and answers a misspelt key without naming the allowed ones. So, before Hy
 import difflib
 import os
 import re
+import select
 import shlex
 import sys
 from collections.abc import Callable
@@ -46,6 +47,7 @@ def hydra_main(
     schema: type[BaseModel],
     free_text: tuple[str, ...] = (),
     check: Callable[[Any], Path | None] = lambda settings: None,
+    only_prints: bool = False,
 ) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """Decorates `task(settings)`: a Hydra entry point whose argument is a validated `schema`.
 
@@ -55,6 +57,8 @@ def hydra_main(
         free_text: keys whose values are taken literally up to the last character.
         check: in a sweep, what `task` would refuse is refused for all jobs before the first one
             starts; returns the folder that no two jobs may share, None where they may.
+        only_prints: what it prints is all it does: where nobody reads on (`| head`), it ends
+            without a message.
 
     A user's mistake (`ValueError`, a failed validation, a missing file) ends the program with one
     message on stderr and exit code 1; `HYDRA_FULL_ERROR=1` shows the traceback as well.
@@ -75,7 +79,7 @@ def hydra_main(
                 sys.exit(1)
 
             def composed(cfg: Any) -> None:
-                _run(task, cfg, schema)
+                _run(task, cfg, schema, only_prints)
 
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(
                 composed
@@ -96,12 +100,16 @@ def _check_job(
         raise ValueError(explain(error, settings)) from error
 
 
-def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None:
+def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel], only_prints: bool) -> None:
     settings = None
     try:
         settings = validate(cfg, schema)
         task(settings)
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            if not only_prints:
+                print("error: ended, as nobody reads standard output any more", file=sys.stderr)
+            sys.exit(1)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.stdout.flush()
@@ -111,6 +119,21 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel]) -> None
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from what is saved", file=sys.stderr)
         sys.exit(130)
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of standard output, such as `head`, has ended; the rest goes nowhere."""
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file: a test, a notebook
+        return False
+    state = select.poll()
+    state.register(output, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in state.poll(0)):
+        return False
+    # Python flushes once more when it ends, and would tell of it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def validate(cfg: Any, schema: type[BaseModel]) -> Any:

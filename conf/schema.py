@@ -1,8 +1,8 @@
 """The typed schema of the commands' whole configurations: one field per key of conf/*.yaml."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from conf.settings import Count, CountOrZero, Fraction, Settings, Text
 from data.config import DataConfig, TokenizerConfig
@@ -79,7 +79,17 @@ class InspectSettings(Settings):
     rank: CountOrZero
     world: Count = Field(description="number of ranks that share the rows of the step")
     row: CountOrZero | None = Field(description="of that rank; null: all")
+    format: Literal["text", "json"] = Field(description="json: one object per row and line")
     color: Literal["auto", "always", "never"] = Field(description="auto: in a terminal")
     data: DataConfig
     tokenizer: TokenizerConfig
     trainer: TrainerSettings
+
+    @model_validator(mode="after")
+    def _colors_of_text(self) -> Self:
+        if self.format == "json" and self.color != "auto":
+            raise ValueError(
+                f"color={self.color} and format=json are both given; JSON has no colours. Type "
+                "color=auto or format=text."
+            )
+        return self

@@ -55,7 +55,9 @@ class LengthConfig(Settings):
     """Emphasis on documents by their length. See `data.lengths`."""
 
     bounds: list[Count] = Field(
-        min_length=1, description="Tokens of a document at which the next bucket begins."
+        max_length=255,
+        min_length=1,
+        description="Tokens of a document at which the next bucket begins.",
     )
     weights: list[Weight] = Field(
         description="One more than bounds: how often a bucket's tokens are read, relative to the "

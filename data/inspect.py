@@ -5,14 +5,17 @@ tokens that predict nothing (whose label is masked) are reversed, or stand in �
 
     python -m data.inspect run=NAME step=12 rank=1 world=4 row=0     of a run
     python -m data.inspect data=prepared data.dir=FOLDER step=1      of settings
+    python -m data.inspect run=NAME step=12 format=json              one JSON object per row
 
-Steps count from 1, as in metrics.jsonl; ranks and rows from 0.
+Steps and epochs count from 1, as in metrics.jsonl; all else from 0. Keys of a JSON object: see
+`record`.
 """
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
@@ -46,7 +49,7 @@ class Piece(NamedTuple):
     is_masked: bool
 
 
-@hydra_main("inspect", InspectSettings)
+@hydra_main("inspect", InspectSettings, only_prints=True)
 def main(settings: InspectSettings) -> None:
     data, trainer, sets, tokenizer, tokens = _opened(settings)
     stages = stages_of(trainer, data.seq_len, tokens)
@@ -61,14 +64,51 @@ def main(settings: InspectSettings) -> None:
             f"row={settings.row}: rank {settings.rank} of {settings.world} has rows 0 to "
             f"{len(rows) - 1} in that step; row=null shows all"
         )
+    shown = [(n, row) for n, row in enumerate(rows) if settings.row in (None, n)]
+    if settings.format == "json":
+        place = {"step": settings.step, "rank": settings.rank, "world": settings.world}
+        for number, row in shown:
+            print(json.dumps(place | record(number, row, tokenizer)))
+        return
     terminal = {"auto": None, "always": True, "never": False}[settings.color]
     console = Console(
         file=sys.stdout, force_terminal=terminal, highlight=False, soft_wrap=True, markup=False
     )
-    for number, row in enumerate(rows):
-        if settings.row in (None, number):
-            console.print(title(number, len(rows), row))
-            console.print(rendered(row, first(sets).index, tokenizer, console.is_terminal))
+    for number, row in shown:
+        console.print(title(number, len(rows), row))
+        console.print(rendered(row, first(sets).index, tokenizer, console.is_terminal))
+
+
+def record(number: int, row: Row, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A row as plain values.
+
+    row: its number on the rank.  sample: its number in the run.  source, bucket: null where there
+    is one data set, no data.by_length.  window: which one of its data set.  padding: how many
+    tokens at the end are.  texts: of its documents, as far as the row holds them; a character that
+    the row cuts is U+FFFD.  tokens, labels, segments: as the model gets them, see docs/data.md.
+    """
+    tokens, labels, segments = (
+        row.tensors[name].tolist() for name in ("tokens", "labels", "segments")
+    )
+    padding = _padding(row)
+    documents: list[list[int]] = []
+    for token, segment in zip(tokens[: len(tokens) - padding], segments, strict=False):
+        if segment == len(documents):
+            documents.append([])
+        documents[segment].append(token)
+    return {
+        "row": number,
+        "sample": row.sample,
+        "source": row.source or None,
+        "bucket": row.bucket,
+        "epoch": row.epoch + 1,
+        "window": row.window,
+        "padding": padding,
+        "texts": [tokenizer.decode(ids) for ids in documents],
+        "tokens": tokens,
+        "labels": labels,
+        "segments": segments,
+    }
 
 
 def title(number: int, count: int, row: Row) -> Text:
@@ -111,7 +151,8 @@ def rendered(row: Row, index: Index, tokenizer: Tokenizer, colored: bool) -> Tex
 
 def pieces(row: Row, index: Index, tokenizer: Tokenizer) -> Iterator[Piece]:
     """Text token by token; padding, and the bytes of one character, as one piece each."""
-    names = {index.bos_id: "⟨bos⟩", index.eos_id: "⟨eos⟩", index.pad_id: "⟨pad⟩"}
+    # The id of padding may be that of the end: inside of a document it is the end.
+    names = {index.pad_id: "⟨pad⟩", index.bos_id: "⟨bos⟩", index.eos_id: "⟨eos⟩"}
     tokens, labels, segments = (
         row.tensors[name].tolist() for name in ("tokens", "labels", "segments")
     )

@@ -5,49 +5,30 @@ a window fills all but two of its own; short documents share a window, and the o
 stands for them. Bucket b holds the windows whose document has at least bounds[b - 1] and less than
 bounds[b] tokens, BOS and EOS included.
 
-One byte per window is kept, and the counts of every `BLOCK` windows: the k-th window of a bucket is
-found by bisecting the counts and looking through one block. For 100 billion tokens in windows of
-4,096 that is 24 MB. It is computed when the split is opened, from the starts of the documents.
+There is one byte per window, its bucket, in a file (`data.length_file`) or in memory. The counts of
+every `BLOCK` windows are kept in memory: the k-th window of a bucket is found by bisecting them and
+looking through one block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 BLOCK = 4096
-_CHUNK = 1 << 18  # documents that are looked at at a time
 
 
 class LengthBuckets:
     """Which windows of a stream lie in which bucket of document lengths.
 
-    starts: int64 [documents], where each document starts in the stream; may be memory-mapped. It is
-    not kept.
-    tokens: length of the stream.  length: tokens of a window.  windows: how many there are.
-    bounds: increasing.
+    block: the buckets of windows [n BLOCK, (n + 1) BLOCK), uint8, by n.
+    counts: int64 [blocks, buckets], windows of every block in every bucket.
     """
 
-    def __init__(
-        self, starts: np.ndarray, tokens: int, length: int, windows: int, bounds: Sequence[int]
-    ) -> None:
-        self._codes = np.empty(windows, dtype=np.uint8)
-        edges = np.asarray(bounds, dtype=np.int64)
-        done = 0
-        for document in range(0, len(starts), _CHUNK):
-            # A copy: the documents are read once, in order.
-            own = np.array(starts[document : document + _CHUNK + 1])
-            if document + _CHUNK >= len(starts):
-                own = np.append(own, tokens)
-            # The windows whose middle token is in these documents.
-            until = windows if own[-1] == tokens else -(-(int(own[-1]) - length // 2) // length)
-            some = np.arange(done, min(max(until, done), windows), dtype=np.int64)
-            middle = np.minimum(some * length + length // 2, tokens - 1)
-            sizes = np.diff(own)[np.searchsorted(own, middle, side="right") - 1]
-            self._codes[done : done + len(some)] = np.searchsorted(edges, sizes, side="right")
-            done += len(some)
-        assert done == windows
-        self._before = _counts_before(self._codes, len(edges) + 1)
+    def __init__(self, block: Callable[[int], np.ndarray], counts: np.ndarray) -> None:
+        self._block = block
+        self._before = np.zeros((counts.shape[1], len(counts) + 1), dtype=np.int64)
+        np.cumsum(counts.T, axis=1, out=self._before[:, 1:])
 
     @property
     def sizes(self) -> list[int]:
@@ -55,11 +36,56 @@ class LengthBuckets:
         return self._before[:, -1].tolist()
 
     def window(self, bucket: int, number: int) -> int:
-        """The window with this number, in order of the stream, among those of a bucket."""
-        counts = self._before[bucket]
-        block = int(np.searchsorted(counts, number, side="right")) - 1
-        codes = self._codes[block * BLOCK : (block + 1) * BLOCK]
-        return block * BLOCK + int(np.flatnonzero(codes == bucket)[number - int(counts[block])])
+        """The window with this number, in order of the stream, among those of a bucket.
+
+        Raises:
+            ValueError: what is stored changed since it was opened.
+        """
+        before = self._before[bucket]
+        block = int(np.searchsorted(before, number, side="right")) - 1
+        windows = np.flatnonzero(self._block(block) == bucket)
+        if len(windows) != before[block + 1] - before[block]:
+            raise ValueError(
+                "the buckets of data.by_length changed on disk while they were in use; start again"
+            )
+        return block * BLOCK + int(windows[number - int(before[block])])
+
+
+def bucket_codes(
+    blocks: Iterable[np.ndarray], tokens: int, length: int, windows: int, bounds: Sequence[int]
+) -> Iterator[np.ndarray]:
+    """The bucket of every window, in order, uint8, some at a time.
+
+    blocks: of starts, as `data.starts.DocumentStarts.blocks` gives them.
+    tokens: of the stream.  length: tokens of a window.  windows: how many there are.
+    bounds: increasing, at most 255.
+    """
+    for starts in blocks:
+        # The first window whose middle token is in the document or after it.
+        first = (starts + (length - 1 - length // 2)) // length
+        if first[-1] >= windows or starts[-1] >= tokens:
+            # The middle of the last window may be beyond the stream: that window shows the last
+            # document that has a token.
+            first[(first > windows) | (starts >= tokens)] = windows
+        shown = np.flatnonzero(first[1:] != first[:-1])
+        counts = first[shown + 1] - first[shown]
+        sizes = starts[shown + 1] - starts[shown]
+        codes = np.zeros(len(shown), np.uint8)
+        for bound in bounds:
+            codes += sizes >= bound
+        yield np.repeat(codes, counts)
+
+
+def block_counts(codes: np.ndarray, buckets: int) -> np.ndarray:
+    """int64 [blocks, buckets] of codes that begin with a block; the last may be shorter."""
+    whole = len(codes) // BLOCK * BLOCK
+    parts = [codes[:whole].reshape(-1, BLOCK), codes[whole:].reshape(1, -1)]
+    counted = [
+        np.stack([np.count_nonzero(part == b, axis=1) for b in range(buckets)], axis=1)
+        for part in parts
+        if part.size
+    ]
+    return np.concatenate(counted)
 
 
 def names(bounds: Sequence[int]) -> Iterator[str]:
@@ -68,13 +94,3 @@ def names(bounds: Sequence[int]) -> Iterator[str]:
     for low, high in pairwise(bounds):
         yield f"{low:,} to {high - 1:,}"
     yield f"{bounds[-1]:,} and more"
-
-
-def _counts_before(codes: np.ndarray, buckets: int) -> np.ndarray:
-    """int64 [buckets, blocks + 1]: windows of each bucket before each block, and in all."""
-    blocks = -(-len(codes) // BLOCK)
-    result = np.zeros((buckets, blocks + 1), dtype=np.int64)
-    for block in range(blocks):
-        some = codes[block * BLOCK : (block + 1) * BLOCK]
-        result[:, block + 1] = result[:, block] + np.bincount(some, minlength=buckets)
-    return result

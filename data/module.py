@@ -10,6 +10,7 @@ Axes: R rows of this rank, T tokens of a row.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Self
 
 import torch
 from lightning import LightningDataModule
@@ -132,8 +133,34 @@ class TrainSteps(IterableDataset):
         worker = get_worker_info()
         step = self.start_step + (worker.id if worker else 0)
         while True:
-            yield self.rows.item(step, self.rank, self.world)
+            try:
+                item = self.rows.item(step, self.rank, self.world)
+            except (ValueError, OSError) as error:
+                if worker is None:
+                    raise
+                raise ReadError.marked(error) from None
+            yield item
             step += worker.num_workers if worker else 1
+
+
+class ReadError(ValueError):
+    """What went wrong in a loader process, in its own words.
+
+    torch makes the exception anew in the process that trains, from the text of the whole traceback:
+    the message is what that text has between two marks.
+    """
+
+    _MARK = "\x1f"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.split(self._MARK)[1] if message.startswith("Caught ") else message)
+
+    @classmethod
+    def marked(cls, error: ValueError | OSError) -> Self:
+        """The exception to raise in the loader process for this one."""
+        named = isinstance(error, OSError) and error.filename is not None
+        message = f"{error.filename}: {error.strerror}" if named else str(error)
+        return cls(f"{cls._MARK}{message}{cls._MARK}")
 
 
 class ValidationBatches(Dataset):

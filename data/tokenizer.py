@@ -140,6 +140,8 @@ class Tokenizer:
 
     def unescape(self, text: str) -> str:
         """Undoes the escaping; `text` must not end between an escape character and what follows."""
+        # A model without a piece for a space writes the bytes of the marker that stands for it.
+        text = text.replace(MARKER, " ")
         text = _UNESCAPE.sub(lambda match: MARKER if match[1] == "a" else ESCAPE, text)
         return self._swapped(text)
 

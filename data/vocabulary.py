@@ -100,4 +100,10 @@ def _explanation(message: str, config: TokenizerConfig) -> str:
             f"need {match[1]}. Type tokenizer.vocab_size={match[1]} or more, or lower "
             "tokenizer.character_coverage."
         )
+    if "sentences_.empty()" in message:
+        return (
+            "the text holds nothing that a vocabulary can be trained on, only line ends, NULs or "
+            "reserved characters (U+2581, U+2585, U+E000, U+E001). Give more text, or a tokenizer: "
+            "tokenizer.path=FILE"
+        )
     return f"sentencepiece could not train a vocabulary ({given}): {message}"

@@ -1,7 +1,16 @@
 """Small settings and helpers of the tests that run whole commands; the fixtures are in conftest."""
 
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import data.inspect as inspect_command
 from model.training.metrics_file import is_validation, read
 
 SMALL = [
@@ -44,3 +53,27 @@ def losses(run: Path, *more: str) -> dict[int, tuple[float, ...]]:
     found = {row["step"]: tuple(row[key] for key in ("loss", *more)) for row in rows}
     assert len(found) == len(rows), "a step appears twice"
     return found
+
+
+def called(main: Callable[[], None], *overrides: str) -> tuple[int, str, str]:
+    """Runs a command in this process; returns (exit code, standard output, standard error)."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["command", *overrides])
+        try:
+            main()
+            code = 0
+        except SystemExit as exit:
+            code = exit.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def inspected(*overrides: str) -> list[dict[str, Any]]:
+    """The rows that `python -m data.inspect` prints."""
+    code, out, err = called(inspect_command.main, *overrides, "format=json")
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]

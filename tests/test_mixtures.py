@@ -22,7 +22,7 @@ from model.training.load import saved_settings
 from model.training.metrics_file import is_validation, read
 from model.training.run_folder import RunFolder
 from model.training.stages import stages_of
-from tests.commands import SMALL, losses
+from tests.commands import SMALL, inspected, losses
 from tests.composing import composed
 
 STAGES = (
@@ -120,6 +120,10 @@ def test_a_run_in_stages_on_a_mixture_continues_from_any_stage(mixture, command,
         code, _, err = mixture(f"run.name=from-{step}", *options)
         assert code == 0, err
         assert losses(copy, *columns) == expected
+
+    shown = inspected(f"root={tmp_path}", "run=whole", "step=15")  # of the stage with code alone
+    assert {(row["source"], len(row["tokens"]), row["epoch"]) for row in shown} == {("code", 32, 1)}
+    assert {row["bucket"] for row in shown} <= {"below 500", "500 and more"}
 
     code, out, _ = command(eval_command.main, "run=whole")
     assert code == 0

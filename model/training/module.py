@@ -7,7 +7,7 @@ the decision about non-finite gradients and the schedule belong to the optimizer
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -88,13 +88,11 @@ class TrainingModule(L.LightningModule):
         # Data-parallel strategies average gradients over ranks: undo it, the sum is wanted.
         share = self.trainer.world_size / targets.clamp(min=1)
 
-        count = len(batch["tokens"])
-        rows = stage.micro_batch_rows or count
         cross_entropy = torch.zeros((), device=self.device)
-        for start in range(0, count, rows):
-            micro = {name: value[start : start + rows] for name, value in batch.items()}
+        micros = list(micro_batches(batch, stage.micro_batch_rows))
+        for number, micro in enumerate(micros, start=1):
             loss, summed = self._loss(micro)
-            with nullcontext() if start + rows >= count else self._gradients_kept():
+            with nullcontext() if number == len(micros) else self._gradients_kept():
                 self.manual_backward(loss * share)
             cross_entropy += summed
 
@@ -204,6 +202,14 @@ class TrainingModule(L.LightningModule):
         if self.trainer.world_size == 1:
             return value
         return self.trainer.strategy.reduce(value, reduce_op="sum")
+
+
+def micro_batches(batch: dict[str, Tensor], rows: int | None) -> Iterator[dict[str, Tensor]]:
+    """Parts of so many rows, the last maybe fewer; None: the batch in one."""
+    count = len(batch["tokens"])
+    rows = rows or count
+    for start in range(0, count, rows):
+        yield {name: value[start : start + rows] for name, value in batch.items()}
 
 
 def validation_metrics(

@@ -24,6 +24,7 @@ _PORTS = range(10_000, 32_768)
 
 _TO_MEET = timedelta(minutes=10)
 _TO_DECIDE = timedelta(days=7)
+_TO_END = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,19 @@ class Ranks:
             rank=self.place.rank,
             world_size=self.place.world,
         )
+
+    def end_together(self) -> None:
+        """Keeps the other ranks until rank 0 is done: where one ends with an exit code that is not
+        0, launchers end the rest, and rank 0 may still be closing what it has open."""
+        if self.place.world == 1:
+            return
+        store = self._store()
+        if self.is_first:
+            store.set("ended", b"")
+            self._await_others(store, "ended known")
+        else:
+            store.wait(["ended"], _TO_END)
+            store.add("ended known", 1)
 
     @cache  # noqa: B019 - one object per process
     def _store(self) -> "torch.distributed.TCPStore":

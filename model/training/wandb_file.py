@@ -23,7 +23,7 @@ def history(path: Path) -> Iterator[dict[str, Any]]:
     """The points that were logged, in order, each with all its values."""
     from wandb.proto import wandb_internal_pb2
 
-    for data in _records(path.read_bytes()):
+    for data in records(path.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
             yield {
@@ -32,7 +32,8 @@ def history(path: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def _records(content: bytes) -> Iterator[bytes]:
+def records(content: bytes) -> Iterator[bytes]:
+    """The serialized records of a transaction log, up to the first that is not complete."""
     position = _FILE_HEADER
     parts: list[bytes] = []
     while True:

@@ -263,3 +263,23 @@ def test_a_mistake_ends_the_command_with_one_message():
     assert done.returncode == 1
     assert done.stderr.startswith("error: model.mixers.gla.feature_map='eluu'")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("only_prints", [True, False])
+def test_a_closed_pipe_is_told_only_by_commands_that_do_more_than_print(only_prints):
+    script = (
+        "import itertools, sys\n"
+        "from omegaconf import OmegaConf\n"
+        "from conf.cli import _run\n"
+        "from conf.settings import Settings\n"
+        "task = lambda settings: [print(i, 'x' * 100) for i in itertools.count()]\n"
+        f"_run(task, OmegaConf.create({{}}), Settings, {only_prints})\n"
+    )
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", script], **given)
+    assert process.stdout.readline().startswith("0 x")
+    process.stdout.close()
+    told = process.stderr.read()
+    assert process.wait(60) == 1
+    end = "error: ended, as nobody reads standard output any more\n"
+    assert told == ("" if only_prints else end)

@@ -12,6 +12,7 @@ from data.module import PackedDataModule
 from data.packed import IGNORED, PackedSplit
 from data.rows import RowStage
 from data.sets import Prepared
+from model.training.module import micro_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -45,9 +46,18 @@ def take(loader, count):
 DOCUMENTS = [[1, *range(10, 10 + 3 * i), 2] for i in range(1, 12)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_one_epoch_serves_every_row_once_whatever_ranks_and_workers(module, world, workers):
+QUICK = {(1, 0), (1, 4), (2, 1), (3, 0), (3, 4)}
+PLACES = [
+    pytest.param(world, workers, marks=[] if (world, workers) in QUICK else pytest.mark.long)
+    for world in (1, 2, 3)
+    for workers in (0, 1, 4)
+]
+
+
+@pytest.mark.parametrize(("world", "workers"), PLACES)
+def test_one_epoch_serves_every_row_once_whatever_ranks_workers_and_accumulation(
+    module, world, workers
+):
     """16 rows: the first 3 steps of 6 hold each once, then the next epoch begins."""
     documents = [[10 * i + j for j in range(4)] for i in range(1, 10)] * 2
     documents = documents[:16]
@@ -63,6 +73,10 @@ def test_one_epoch_serves_every_row_once_whatever_ranks_and_workers(module, worl
             for name, expected in reference[step + start].items():
                 joined = torch.cat([batches[step][name] for batches in seen])
                 assert torch.equal(joined, expected)
+                for rows in (1, 2, 4, None):  # of a micro-batch
+                    parts = [p for b in seen for p in micro_batches(b[step], rows)]
+                    assert all(len(part[name]) <= (rows or 6) for part in parts)
+                    assert torch.equal(torch.cat([part[name] for part in parts]), expected)
     rows = torch.cat([batch["tokens"] for batch in reference])[:16]
     assert sorted(row[0].item() for row in rows) == sorted(ids[0] for ids in documents)
     assert torch.cat([batch["samples"] for batch in reference]).tolist() == list(range(18))
@@ -192,3 +206,20 @@ def test_lightning_continues_from_its_restored_step(stream, data_config, tmp_pat
     assert second.trained == [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(5, 9)]
     rows = len(PackedSplit(folder, "validation", 4))
     assert first.validated == [[*range(rows)]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [None, 10], ids=["gone", "cut"])
+def test_what_goes_wrong_in_a_loader_process_is_told_in_its_own_words(module, workers, size):
+    data = module(DOCUMENTS, workers=workers)
+    shard = data.validation[0].folder / "train-00000.bin"
+    if size is None:
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:size])
+    with pytest.raises((ValueError, OSError)) as error:
+        list(itertools.islice(iter(data.train_dataloader()), 3))
+    assert str(shard) in str(error.value)
+    assert ("No such file" if size is None else "it ends before token") in str(error.value)
+    assert "Traceback" not in str(error.value)
+    assert "\x1f" not in str(error.value)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.mixture import whole_shares
 from data.order import window
 from data.reading import Reading, ReadSource, ReadStage
 
@@ -99,6 +100,19 @@ def test_rows_that_are_parts_of_blocks_are_shuffled_over_all_the_blocks_of_the_s
     blocks = {row[4] for row in rows}
     assert len(blocks) == 20  # all of the first epoch: the next stage begins the second
     assert {row[3] for row in rows_of(reading, 12)[80:]} == {1}
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [0.97, 0.029, 0.001], [1.0, 2.0]])
+def test_a_run_gives_every_source_its_share_at_every_prefix(weights):
+    """Within one sample, which is less than one in 1,000 samples, in order of ranks and rows."""
+    sources = [ReadSource(f"s{n}", (50,), (1,)) for n in range(len(weights))]
+    stage = ReadStage(None, 120, 4, tuple(whole_shares(weights)))
+    rows = rows_of(Reading(sources, [stage], seed=0), 30, world=3)
+    source = np.array([row[1] for row in rows])
+    prefix = np.arange(1, len(rows) + 1)
+    for s, weight in enumerate(weights):
+        error = np.abs(np.cumsum(source == s) - prefix * weight / sum(weights))
+        assert error.max() < 1
 
 
 def test_sources_of_one_size_are_not_read_in_step():

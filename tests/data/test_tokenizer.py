@@ -92,6 +92,15 @@ def test_tabs_come_back_from_a_model_that_never_saw_one(tokenizer_config, text):
     assert len(tokenizer.encode("\t")) == 1
 
 
+@pytest.mark.parametrize("text", ["a b", " ", "▁ ▁", "  two  spaces \n"])
+def test_spaces_come_back_from_a_model_that_never_saw_one(tokenizer_config, text):
+    tokenizer = Tokenizer.train(["no\nspace\nanywhere\n" * 9], tokenizer_config(vocab_size=280))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    stream = tokenizer.stream()
+    assert "".join([*map(stream.push, ids), stream.flush()]) == text
+
+
 def test_digits_are_split(tokenizer):
     assert len(tokenizer.encode("2026")) == 4
 
@@ -218,6 +227,12 @@ def test_too_large_vocabulary_names_the_largest_that_works(tokenizer_config):
         assert f"Type tokenizer.vocab_size={largest}" in str(error.value)
         config = tokenizer_config(model_type=model_type, vocab_size=largest)
         assert Tokenizer.train(blocks, config).size == largest
+
+
+@pytest.mark.parametrize("text", ["\n\n", "\r\n" * 20, "\0\0", "▁▁", "\ue000"])
+def test_text_without_anything_to_learn_is_refused_in_words(tokenizer_config, text):
+    with pytest.raises(ValueError, match=r"nothing that a vocabulary .* tokenizer\.path=FILE"):
+        Tokenizer.train([text], tokenizer_config(vocab_size=300))
 
 
 def test_too_small_vocabulary_names_the_smallest_that_works(tokenizer_config):

@@ -49,15 +49,24 @@ def batches(sets, data_config, *, start, rank=0, world=1, workers=0, count=12):
     return list(itertools.islice(iter(module.train_dataloader()), count - start))
 
 
-@pytest.mark.parametrize(
-    ("world", "workers", "start"),
-    [(1, 1, 0), (1, 4, 5), (2, 0, 3), (2, 1, 6), (2, 4, 4), (3, 0, 0), (3, 1, 8), (3, 4, 2)],
-)
+QUICK = {(1, 1, 0), (1, 4, 5), (2, 0, 3), (2, 1, 6), (2, 4, 4), (3, 0, 0), (3, 1, 8), (3, 0, 11)}
+"""Before, at and after the borders of stages, which are after steps 4 and 7."""
+
+KILLED = [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.long)
+    for case in itertools.product((1, 2, 3), (0, 1, 4), range(12))
+]
+
+
+@pytest.fixture
+def whole(sets, data_config):
+    return batches(sets, data_config, start=0)
+
+
+@pytest.mark.parametrize(("world", "workers", "start"), KILLED)
 def test_a_run_killed_at_any_step_continues_on_any_ranks_and_processes(
-    sets, data_config, world, workers, start
+    sets, data_config, whole, world, workers, start
 ):
-    """Starts before, at and after the borders of stages, which are after steps 4 and 7."""
-    whole = batches(sets, data_config, start=0)
     place = {"world": world, "workers": workers, "start": start}
     parts = [batches(sets, data_config, rank=rank, **place) for rank in range(world)]
     for step in range(start, 12):

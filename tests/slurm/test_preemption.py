@@ -151,7 +151,7 @@ def test_the_time_limit(slurm, text, tmp_path):
     slurm.wait(lambda: "Stopped by SIGUSR1" in (job.log.read_text() if job.log.exists() else ""))
     slurm.wait(lambda: slurm.state(job.number) == "PENDING")
     log = job.log.read_text()
-    assert "exit code 138 after step" in log
+    assert "exit code 138 after step" in log, log
     step = int(log.split("exit code 138 after step ")[1].split(":")[0])
     assert step == job.steps > 0
     slurm.cancel(job.number)

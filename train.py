@@ -38,9 +38,15 @@ if TYPE_CHECKING:  # heavy imports wait until the settings hold
 
 def check_job(settings: TrainSettings) -> "Path":
     """Checks one job of a sweep; returns its run's folder, which no two jobs may share."""
+    from data.sets import check_given
     from model.training.ranks import ranks
 
-    return ranks().decided(lambda: check_settings(settings)[1].path)
+    def checked() -> "Path":
+        folder = check_settings(settings)[1].path
+        check_given(settings.data, settings.tokenizer)
+        return folder
+
+    return ranks().decided(checked)
 
 
 @hydra_main("train", TrainSettings, check=check_job)

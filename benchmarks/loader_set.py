@@ -10,7 +10,6 @@ from data.folder import write_atomically
 from data.index import (
     FORMAT_VERSION,
     INDEX_FILE,
-    TOKENIZER_FILE,
     Index,
     Rejected,
     Shard,
@@ -38,7 +37,7 @@ def write_sparse_set(folder: Path, tokens: int, document_tokens: int, seed: int 
     held_out = _split(folder, "validation", 10 * document_tokens, document_tokens, seed)
     validation = ValidationIndex(**held_out.model_dump(), gzip_bytes=1, unigram_nats_per_token=1.0)
     tokenizer = b"none"
-    (folder / TOKENIZER_FILE).write_bytes(tokenizer)
+    (folder / "tokenizer.model").write_bytes(tokenizer)
     fingerprint = hashlib.sha256(tokenizer).hexdigest()[:16]
     index = Index(
         format_version=FORMAT_VERSION,

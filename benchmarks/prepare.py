@@ -2,16 +2,17 @@
 
     python -m benchmarks.prepare                       # 64 MB, about 2 minutes on 2 cores
     python -m benchmarks.prepare --megabytes 2000 --longest 200 --output outputs/prepare_2gb
+    python -m benchmarks.prepare --kind hf_json --output outputs/prepare_json
     python -m benchmarks.prepare --read outputs/prepare/prepare.json
 
 Writes a corpus of which one document is long, trains a vocabulary, and prepares the corpus with
 each number of processes by `python -m data.prepare`: reading JSON, copying, hashing, encoding,
 writing, checking and the start of Python are all in its time; training the vocabulary is not. Its
 speed per core is bytes of text over the CPU seconds of all its processes, which is fair on a busy
-machine, too. The encoder alone is sentencepiece on strings in memory, one thread, measured before
-and after; the ratio is to the faster. Also compares a document of some megabytes, prepared, with an
-encoding in one piece. Leaves every number, hardware and versions in prepare.json, saved as it goes:
-the same command continues.
+machine, too. The encoder alone is sentencepiece (--kind hf_json: tokenizers, byte-level BPE) on
+strings in memory, one thread, measured before and after; the ratio is to the faster. Also compares
+a document of some megabytes, prepared, with an encoding in one piece. Leaves every number, hardware
+and versions in prepare.json, saved as it goes: the same command continues.
 """
 
 import argparse
@@ -20,7 +21,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,16 +30,16 @@ from rich.table import Table
 
 from benchmarks.machine import cpu_machine, describe, load
 from benchmarks.prepare_corpus import some_text, write_corpus
+from benchmarks.prepare_encoders import KINDS, bare_speed, train
 from benchmarks.prepare_results import Results
 from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
-from data.config import TokenizerConfig
 from data.index import read_index
 from data.tokenizer import Tokenizer
-from data.vocabulary import sample_blocks
 from kernels.arguments import whole_number
 from model.training.files import write_atomic
 
 _FIXED = {"megabytes": 64, "longest": 8, "vocab_size": 32768}
+_KIND = "sentencepiece"
 _SEED = 0
 _SAMPLE = 8_000_000
 _BARE_SECONDS = 3.0
@@ -113,17 +113,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--processes", nargs="+", type=whole_number(most=1024), metavar="N",
         help="default 1 and the number of cores",
     )  # fmt: skip
+    parser.add_argument("--kind", choices=KINDS, help="of tokenizer, default sentencepiece")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--output", type=Path, default=Path("outputs/prepare"), metavar="FOLDER")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show an earlier JSON file")
     options = parser.parse_args(arguments)
     if options.read:
-        given = [name for name in (*_FIXED, "processes") if getattr(options, name) is not None]
+        names = (*_FIXED, "processes", "kind")
+        given = [name for name in names if getattr(options, name) is not None]
         given += ["fresh"] if options.fresh else []
         if given:
             typed = " ".join(f"--{name.replace('_', '-')}" for name in given)
             parser.error(f"--read measures nothing: leave out {typed}")
-    for name, value in {**_FIXED, "processes": sorted({1, os.cpu_count()})}.items():
+    others = {"processes": sorted({1, os.cpu_count()}), "kind": _KIND}
+    for name, value in (_FIXED | others).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.longest >= options.megabytes:
@@ -137,6 +140,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measures what `file` lacks of what `options` ask for, saving after every preparation."""
     settings = {name: getattr(options, name) for name in _FIXED}
+    if options.kind != _KIND:  # files that do not name it were written before
+        settings["kind"] = options.kind
     nothing = {"machine": cpu_machine(), "settings": settings, "unsplit": None, "points": []}
     results = start_or_continue(file, Results, nothing, options.fresh)
     done = {point["processes"] for point in results["points"]}
@@ -152,16 +157,7 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
         write_corpus(corpus, options.megabytes * 10**6, options.longest * 10**6, _SEED)
         _tell("training the vocabulary")
         sample = some_text(_SAMPLE, _SEED)
-        config = TokenizerConfig(
-            kind="sentencepiece",
-            path=None,
-            vocab_size=options.vocab_size,
-            model_type="bpe",
-            sample_bytes=_SAMPLE,
-            character_coverage=0.9999,
-        )
-        tokenizer = Tokenizer.train(sample_blocks([sample], _SAMPLE, _SAMPLE), config)
-        tokenizer.save(work / "tokenizer.model")
+        tokenizer = train(options.kind, options.vocab_size, sample, work)
         for number in left:
             _tell(f"preparing with data.processes={number}")
             results["points"].append(_measured(work, tokenizer, sample, number))
@@ -177,9 +173,9 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _measured(work: Path, tokenizer: Tokenizer, sample: str, processes: int) -> dict[str, Any]:
     busy = load()
-    before = bare_speed(tokenizer, sample)
-    folder, used = _prepared(work, f"{work}/corpus/*", processes)
-    after = bare_speed(tokenizer, sample)
+    before = bare_speed(tokenizer, work, sample, _BARE_SECONDS)
+    folder, used = _prepared(work, f"{work}/corpus/*", tokenizer.kind, processes)
+    after = bare_speed(tokenizer, work, sample, _BARE_SECONDS)
     index = read_index(folder)
     shutil.rmtree(folder.parent)
     return {
@@ -194,22 +190,12 @@ def _measured(work: Path, tokenizer: Tokenizer, sample: str, processes: int) -> 
     }
 
 
-def bare_speed(tokenizer: Tokenizer, sample: str) -> float:
-    """Bytes per CPU second of sentencepiece alone, on strings of 1,024 characters in memory."""
-    parts = tokenizer.parts(sample[: 1 << 20])
-    size = sum(len(part.encode()) for part in parts)
-    passes, begin = 0, time.process_time()
-    while passes < 2 or time.process_time() < begin + _BARE_SECONDS:
-        tokenizer.encode_parts(parts)
-        passes += 1
-    return passes * size / (time.process_time() - begin)
-
-
-def _prepared(work: Path, files: str, processes: int) -> tuple[Path, Used]:
+def _prepared(work: Path, files: str, kind: str, processes: int) -> tuple[Path, Used]:
     """The folder, and what all processes of the command used together."""
     command = [sys.executable, "-m", "data.prepare", f"data.files={files}"]
     command += [f"data.root={work}/prepared", f"data.processes={processes}", "data.seq_len=64"]
-    command += [f"tokenizer.path={work}/tokenizer.model"]
+    command += [f"tokenizer.path={work}"]
+    command += ["tokenizer=hf_json"] if kind == "hf_json" else []
     launch = [sys.executable, "-S", "-c", _LAUNCHER, *command]
     done = subprocess.run(launch, cwd=_ROOT, stdout=subprocess.PIPE, check=True)
     used = Used(**json.loads(done.stdout))
@@ -226,7 +212,7 @@ def _unsplit(work: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     files.mkdir()
     (files / "long.txt").write_text(text, encoding="utf-8", newline="")
     (files / "short.txt").write_text(some_text(_UNSPLIT // 10, _SEED + 2), encoding="utf-8")
-    folder, _ = _prepared(work, f"{files}/*", 2)
+    folder, _ = _prepared(work, f"{files}/*", tokenizer.kind, 2)
     shard = np.fromfile(folder / "train-00000.bin", read_index(folder).dtype)
     shutil.rmtree(folder.parent)
     whole = [tokenizer.bos_id, *tokenizer.encode(text, limit=len(text)), tokenizer.eos_id]
@@ -238,7 +224,9 @@ def show(results: dict[str, Any], console: Console) -> None:
     settings = results["settings"]
     table = Table(
         title=f"{settings['megabytes']} MB, longest document {settings['longest']} MB, "
-        f"{settings['vocab_size']:,} ids; {describe(results['machine'])}"
+        f"{settings['vocab_size']:,} ids of {settings.get('kind', _KIND)}; "
+        f"{describe(results['machine'])}",
+        title_justify="left",
     )
     for name in ("processes", "MB/s", "MB/s per core", "encoder alone", "ratio", "peak", "load"):
         table.add_column(name, justify="right")

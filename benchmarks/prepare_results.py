@@ -1,6 +1,6 @@
 """What is in the file prepare.json of `python -m benchmarks.prepare`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -16,10 +16,11 @@ class Settings(BaseModel):
     megabytes: Count
     longest: Count
     vocab_size: Count
+    kind: Literal["sentencepiece", "hf_json"] = "sentencepiece"
 
 
 class Point(BaseModel):
-    """One preparation.  bare: bytes per second of sentencepiece alone on one core, measured before
+    """One preparation.  bare: bytes per second of the encoder alone on one core, measured before
     and after it.  cpu_seconds: of all its processes.  peak_bytes: of the largest process.
     load: processes that ran or waited before."""
 

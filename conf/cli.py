@@ -65,8 +65,7 @@ def hydra_main(
     """
 
     def decorate(task: Callable[[Any], None]) -> Callable[[], None]:
-        @wraps(task)
-        def main() -> None:
+        def start() -> None:
             tune_process()
             import hydra
 
@@ -84,6 +83,14 @@ def hydra_main(
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(
                 composed
             )()
+
+        @wraps(task)
+        def main() -> None:
+            try:
+                start()
+            except KeyboardInterrupt:
+                print("interrupted; the same command goes on from what is saved", file=sys.stderr)
+                sys.exit(130)
 
         return main
 
@@ -116,9 +123,6 @@ def _run(task: Callable[[Any], None], cfg: Any, schema: type[BaseModel], only_pr
         message = explain(error, settings) if isinstance(error, OSError) else error
         print(f"error: {message}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from what is saved", file=sys.stderr)
-        sys.exit(130)
 
 
 def _nobody_reads() -> bool:
@@ -150,7 +154,9 @@ def validate(cfg: Any, schema: type[BaseModel]) -> Any:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "?"
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{key}: {reason}; give it as {key}=VALUE") from None
+        from conf.errors import how_to_give
+
+        raise ValueError(f"{key}: {reason}; give it as {how_to_give(key, schema)}") from None
     return check(values, schema)
 
 
@@ -175,7 +181,7 @@ def rewrite_arguments(arguments: list[str], free_text: tuple[str, ...] = ()) -> 
     """The whole command line for Hydra: flags first, then overrides, wherever they were typed.
 
     Raises:
-        ValueError: a group has no such choice.
+        ValueError: a group has no such choice, or an override is none that Hydra can read.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -201,6 +207,12 @@ def rewrite_overrides(
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
+            if not override.startswith("~"):
+                raise ValueError(
+                    f"{shlex.quote(override)}: not KEY=VALUE. A value with spaces stands in "
+                    "quotes, and so do several files: a glob, or a list such as "
+                    "data.files='[a.txt,b.txt]'"
+                )
             rewritten.append(override)
             continue
         name = key.lstrip("+~")
@@ -215,6 +227,11 @@ def rewrite_overrides(
             _check_choice(name, value)
         prefix = "++" if key == name and not is_group else ""
         rewritten.append(f"{prefix}{key}={value}")
+        if not _parses(rewritten[-1]):
+            raise ValueError(
+                f"{shlex.quote(override)}: {key!r} is no key; keys are names of letters without "
+                "accents, digits, _ and -, joined by dots"
+            )
     return rewritten
 
 

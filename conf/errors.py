@@ -24,6 +24,21 @@ def describe(
     return [_sentence(item, schema, values, typed) for item in error.errors()]
 
 
+def how_to_give(key: str, schema: type[BaseModel]) -> str:
+    """What to type for a key: a value, or in a section one of its keys."""
+    candidates: list[Any] = [schema]
+    for part in key.split("."):
+        annotation = _field(candidates, part)
+        candidates = _members(annotation) if annotation is not None else _values_of(candidates)
+    for candidate in candidates:
+        if typing.get_origin(candidate) is dict:
+            candidates, key = _values_of([candidate]), f"{key}.NAME"
+    for model in candidates:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            return f"{key}.{next(iter(model.model_fields))}=VALUE"
+    return f"{key}=VALUE"
+
+
 def _sentence(item: Any, schema: type[BaseModel], values: Any, typed: bool) -> str:
     keys, owner = _walk(item["loc"], schema, values)
     key = ".".join(str(part) for part in keys)
@@ -55,7 +70,17 @@ def _sentence(item: Any, schema: type[BaseModel], values: Any, typed: bool) -> s
             return f"{key}.kind: missing; give it as {key}.kind=VALUE"
         case "value_error":
             reason = str(item["ctx"]["error"])
-            return f"{key}: {reason}" if key else reason
+            return f"{key}: {reason}" if key and not reason.startswith(f"{key}.") else reason
+        case "string_type" if isinstance(given, dict) and given:
+            inner = next(iter(given))
+            return f"{key}.{inner}: {key} has no parts; give it as {key}=VALUE"
+        case "list_type":
+            return f"{key}={_show(given)}: not a list; give it as '{key}=[VALUE,...]'"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            names = "the names of the entries" if item["type"] == "dict_type" else "its keys"
+            return (
+                f"{key}={_show(given)}: it has parts, given by {names}: {how_to_give(key, schema)}"
+            )
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             (bound,) = item["ctx"].values()  # pydantic writes 1e-12 with all its zeros
             words = _lower(item["msg"]).rsplit(" ", 1)[0]

@@ -19,9 +19,9 @@ import yaml
 
 from conf.cli import CONF, override
 from conf.records import read_record
-from data.index import INDEX_FILE, TOKENIZER_FILE, Index, read_index
+from data.index import INDEX_FILE, Index, read_index
 from data.sets import Prepared, Sets, first
-from data.tokenizer import Tokenizer
+from data.tokenizer import FILES, Tokenizer, to_type, tokenizer_path
 
 RECORD = "data.json"
 
@@ -63,7 +63,7 @@ def bind(run: Path, sets: Sets, *, force: bool = False, step: int = 0) -> None:
         if saved == given and not differences:
             return
         given |= {"replaced": earlier} if earlier else {}
-    shutil.copyfile(first(sets).folder / TOKENIZER_FILE, run / TOKENIZER_FILE)
+    _copy_tokenizer(first(sets), run)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(given, indent=2) + "\n")
     os.replace(partial, path)
@@ -118,11 +118,12 @@ def check_tokenizer(run: Path, folder: Path, index: Index, is_given: bool) -> No
     kept = tokenizer_of(run)
     text = "data.dir=null data.sources=null data.files=FILES " if is_given else ""
     raise ValueError(
-        f"the weights of run {run.name!r} belong to its tokenizer {run / TOKENIZER_FILE} "
-        f"({kept.size:,} ids, {kept.fingerprint}), but {folder} has another one "
-        f"({index.vocab_size:,} ids, {index.tokenizer_fingerprint}), whose ids mean other text.\n"
+        f"the weights of run {run.name!r} belong to its tokenizer {tokenizer_path(run)} "
+        f"({kept.kind}, {kept.size:,} ids, {kept.fingerprint}), but {folder} has another one "
+        f"({index.tokenizer_kind}, {index.vocab_size:,} ids, {index.tokenizer_fingerprint}), whose "
+        "ids mean other text.\n"
         f"To prepare the text with that run's tokenizer, type {text}"
-        f"{override('tokenizer.path', str(run / TOKENIZER_FILE))}\n"
+        f"{to_type(tokenizer_path(run))}\n"
         "To train on that run's data, type data=prepared data.files=null data.hub=null "
         "data.sources=null " + override("data.dir", saved["folder"])
     )
@@ -134,15 +135,18 @@ def tokenizer_of(run: Path) -> Tokenizer:
     Raises:
         ValueError: the copy is gone, damaged or another one.
     """
-    path, saved = run / TOKENIZER_FILE, _record(run)
+    saved = _record(run)
+    files = FILES[_kind(saved)]
+    path = run / files[0]
     with contextlib.suppress(ValueError):  # gone or damaged
         tokenizer = Tokenizer.load(path)
         if tokenizer.fingerprint == saved["tokenizer_fingerprint"]:
             return tokenizer
-    original = Path(saved["folder"]) / TOKENIZER_FILE
+    originals = [str(Path(saved["folder"]) / name) for name in files]
+    copy = str(path if len(files) == 1 else run)
     raise ValueError(
-        f"{path} is missing or not the tokenizer that the run was trained with. Copy it again: "
-        f"{shlex.join(['cp', str(original), str(path)])}"
+        f"{path} is missing or not the {_kind(saved)} tokenizer that the run was trained with. "
+        f"Copy it again: {shlex.join(['cp', *originals, copy])}"
     )
 
 
@@ -176,9 +180,24 @@ def _described(sets: Sets) -> dict[str, Any]:
     return {
         "folder": str(first(sets).folder),
         "fingerprint": one.fingerprint if "" in sets else mixed,
+        "tokenizer_kind": one.tokenizer_kind,
         "tokenizer_fingerprint": one.tokenizer_fingerprint,
         "sources": sources,
     }
+
+
+def _copy_tokenizer(prepared: Prepared, run: Path) -> None:
+    """Puts the tokenizer of a data set into the run's folder, in place of one that was there."""
+    own = FILES[prepared.index.tokenizer_kind]
+    for name in {name for files in FILES.values() for name in files} - set(own):
+        (run / name).unlink(missing_ok=True)
+    for name in own:
+        shutil.copyfile(prepared.folder / name, run / name)
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    """Of the tokenizer; early records know one kind."""
+    return record.get("tokenizer_kind", "sentencepiece")
 
 
 def _sources(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -190,9 +209,9 @@ def _sources(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """What differs in the contents of two records, a line each."""
     lines = []
-    tokenizers = [record["tokenizer_fingerprint"] for record in (saved, given)]
-    if tokenizers[0] != tokenizers[1]:
-        lines.append(f"tokenizer: saved {tokenizers[0]}, given {tokenizers[1]}")
+    if saved["tokenizer_fingerprint"] != given["tokenizer_fingerprint"]:
+        named = [f"{_kind(one)} {one['tokenizer_fingerprint']}" for one in (saved, given)]
+        lines.append(f"tokenizer: saved {named[0]}, given {named[1]}")
     before, now = _sources(saved), _sources(given)
     for name in [*before, *(name for name in now if name not in before)]:
         old, new = before.get(name), now.get(name)

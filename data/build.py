@@ -22,7 +22,7 @@ from data.plan import part_folder
 from data.sources import Part, Source
 from data.spool import TEXT_FILE, byte_bar
 from data.stdlib import stdlib_source
-from data.tokenizer import Tokenizer
+from data.tokenizer import given_tokenizer
 
 
 def source_of(data: DataConfig) -> Source:
@@ -34,9 +34,10 @@ def source_of(data: DataConfig) -> Source:
 
 def folder_of(source: Source, data: DataConfig, tokenizer: TokenizerConfig) -> Path:
     """Where the data set is, or will be."""
-    settings = tokenizer.model_dump()
+    # What only a file can have is no part of the name of a set whose tokenizer is trained.
+    settings = tokenizer.model_dump(exclude={"bos", "eos", "pad"})
     if tokenizer.path is not None:
-        settings = {"fingerprint": Tokenizer.load(tokenizer.path).fingerprint}
+        settings = {"fingerprint": given_tokenizer(tokenizer).fingerprint}
     parts = [FORMAT_VERSION, source.description, data.validation_bytes, data.seed, settings]
     if data.drop_duplicates:
         parts.append("drop_duplicates")

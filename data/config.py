@@ -1,10 +1,11 @@
 """Settings of the data and the tokenizer. Every default lives in conf/data and conf/tokenizer."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from conf.settings import Count, CountOrZero, RowLength, Settings, Text, Weight
 
@@ -12,31 +13,90 @@ from conf.settings import Count, CountOrZero, RowLength, Settings, Text, Weight
 class TokenizerConfig(Settings):
     """How text becomes token ids. See `data.tokenizer`."""
 
-    kind: Literal["sentencepiece"] = Field(description="Tokenizer library.")
-    path: Text | None = Field(
-        description="An existing sentencepiece .model to use; the settings below then have no "
-        "effect. null: train one on the training split."
+    before: ClassVar[dict[str, Any]] = {"bos": None, "eos": None, "pad": None}
+
+    kind: Literal["sentencepiece", "hf_json"] = Field(
+        description="sentencepiece, or a Hugging Face tokenizer.json that is there already."
     )
-    vocab_size: Count = Field(
+    path: Text | None = Field(
+        description="An existing sentencepiece .model or tokenizer.json to use, or a folder that "
+        "holds one; the settings below down to character_coverage then have no effect. null: train "
+        "a sentencepiece model on the training split."
+    )
+    vocab_size: Count | None = Field(
         ge=4 + 256 + 1,
         le=2**31 - 1,
         description="Number of token ids, 4 special and 256 byte ids in it; sentencepiece counts "
         "them in 32 bits.",
     )
-    model_type: Literal["bpe", "unigram"] = Field(description="How the vocabulary is trained.")
-    sample_bytes: Count = Field(
+    model_type: Literal["bpe", "unigram"] | None = Field(
+        description="How the vocabulary is trained."
+    )
+    sample_bytes: Count | None = Field(
         description="Bytes of text the vocabulary is trained on. A larger corpus is sampled in "
         "blocks of about 4 kB spread evenly over all its training documents.",
     )
-    character_coverage: float = Field(
+    character_coverage: float | None = Field(
         ge=0.98,
         le=1,
         description="Share of the sample's characters that get a piece of their own; "
         "the rarest ones are written as bytes. sentencepiece takes 0.98 to 1.",
     )
+    bos: Text | None = Field(
+        description="Of a tokenizer.json: the token that begins a document. null: as the files "
+        "beside it say, or else eos."
+    )
+    eos: Text | None = Field(
+        description="Of a tokenizer.json: the token that ends a document. null: as the files "
+        "beside it say."
+    )
+    pad: Text | None = Field(
+        description="Of a tokenizer.json: the token that fills rows. null: as the files beside it "
+        "say, or else eos."
+    )
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        trained = ("vocab_size", "model_type", "sample_bytes", "character_coverage")
+        roles = ("bos", "eos", "pad")
+        if self.kind == "hf_json":
+            if self.path is None:
+                raise ValueError(
+                    "tokenizer.kind=hf_json needs a file: tokenizer.path=FOLDER/tokenizer.json. To "
+                    "train a tokenizer, type tokenizer=sentencepiece_32k"
+                )
+            given = [name for name in trained if getattr(self, name) is not None]
+            if given:
+                raise ValueError(
+                    f"tokenizer.{given[0]}={getattr(self, given[0])}: that is trained already in "
+                    f"{self.path}. Leave it out, or type tokenizer.{given[0]}=null"
+                )
+            return self
+        given = [name for name in roles if getattr(self, name) is not None]
+        if given:
+            raise ValueError(
+                f"tokenizer.{given[0]}={getattr(self, given[0])}: a sentencepiece model has its "
+                f"own; type tokenizer.{given[0]}=null, or tokenizer=hf_json "
+                "tokenizer.path=FOLDER/tokenizer.json"
+            )
+        missing = [name for name in trained if getattr(self, name) is None]
+        if missing:
+            raise ValueError(
+                f"tokenizer.{missing[0]}=null: a sentencepiece model needs a value. Type one, or a "
+                "choice with values such as tokenizer=sentencepiece_2k"
+            )
+        return self
 
 
-SourceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+def _source_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise ValueError(
+            "names of sources begin with a letter and go on with letters, digits, _ and -"
+        )
+    return name
+
+
+SourceName = Annotated[str, AfterValidator(_source_name)]
 """Part of the names of metrics."""
 
 
@@ -206,6 +266,13 @@ class PrepareSettings(Settings):
         description="One part of the work, such as 0/64, for tasks that share it; see `data.parts`."
     )
     merge: bool = Field(description="Make the data set of all parts that were prepared.")
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _part_of_parts(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, str):  # shard=3 is a number to Hydra
+            raise ValueError(f"{value} is not a part and their number, such as shard=0/64")
+        return value
 
     @model_validator(mode="after")
     def _one_step(self) -> Self:

@@ -5,9 +5,8 @@ processes read from the spool and encode. Tasks depend on the text alone, so tha
 depend on the number of processes; a task and its result are all that a process holds, however long
 a document is.
 
-A long document is cut where `Tokenizer.encode` cuts: between two characters that stand side by side
-in no piece of the vocabulary, which cannot change a token. In a text that has no such place for
-1 MiB (a million equal characters, say) one cut is made all the same, and counted.
+A long document is cut where that changes no token (`Tokenizer.find_cut`). In a text that has no
+such place for 1 MiB (a million equal characters, say) one cut is made all the same, and counted.
 """
 
 import os
@@ -15,22 +14,25 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from data.index import TOKENIZER_FILE, Split, SplitIndex, token_dtype
+from data.index import Split, SplitIndex, token_dtype
 from data.plan import part_folder, ranges_file, rows
 from data.pool import in_order
 from data.spool import TEXT_FILE
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, tokenizer_path
 from data.writer import SplitWriter
 
 SHARD_TOKENS = 1 << 27
 TASK_BYTES = 1 << 20
+
+_STRETCH = 1 << 10
+"""Bytes that are searched at once for a place to cut."""
 
 _TASKS_PER_PROCESS = 4
 """Fewer would not be worth starting a process, which takes about as long as this many tasks."""
@@ -106,7 +108,7 @@ class Encoder:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.folder / TOKENIZER_FILE)
+        return Tokenizer.load(tokenizer_path(self.folder))
 
     def __call__(self, task: Task) -> Block:
         if task.piece is None:
@@ -170,19 +172,30 @@ class Encoder:
         latest = earliest + self.task_bytes
         if number == 0 or earliest >= size:
             return min(earliest, size), 0
-        before = max(0, earliest - 4)  # the character before the first place is in these bytes
-        for window in (1 << 12, self.task_bytes + 8):
-            data = os.pread(self._file, min(window, size - before), begin + before)
-            skipped = next(i for i, byte in enumerate(data) if byte & 0xC0 != 0x80)
-            place = before + skipped
-            for one, other in pairwise(data[skipped:].decode("utf-8", errors="ignore")):
-                place += len(one.encode())
-                if earliest <= place < latest and self.tokenizer.may_cut(one, other):
-                    return place, 0
+        for place in range(earliest, min(latest, size), _STRETCH):
+            cut = self._cut(begin, size, place, min(place + _STRETCH, latest, size))
+            if cut is not None:
+                return cut, 0
         if size <= latest:
             return size, 0
-        data = os.pread(self._file, 4, begin + earliest)
-        return earliest + next(i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), 1
+        return self._character(begin, size, earliest), 1
+
+    def _cut(self, begin: int, size: int, first: int, last: int) -> int | None:
+        """The first place in [first, last) of a document where a cut changes no token."""
+        around = 4 * self.tokenizer.context  # a character has up to 4 bytes
+        first, last = (self._character(begin, size, place) for place in (first, last))
+        places = self._character(begin, size, max(0, first - around)), first, last
+        data = os.pread(self._file, min(size, last + around) - places[0], begin + places[0])
+        before, within = data[: first - places[0]].decode(), data[: last - places[0]].decode()
+        # The last character may be cut off.
+        text = data.decode("utf-8", errors="ignore")
+        cut = self.tokenizer.find_cut(text, len(before), len(within))
+        return None if cut is None else places[0] + len(text[:cut].encode())
+
+    def _character(self, begin: int, size: int, place: int) -> int:
+        """The first start of a character of a document from `place` on."""
+        data = os.pread(self._file, min(4, size - place), begin + place)
+        return place + next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
 
     def _block(self, pieces: list[np.ndarray], starts: list[int], size: int) -> Block:
         dtype = token_dtype(self.tokenizer.size)

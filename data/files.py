@@ -8,11 +8,13 @@ becomes timestamps) and cannot say which record is wrong. Parquet and Arrow file
 """
 
 import codecs
+import errno
 import glob
 import gzip
 import json
 import logging
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from conf.paths import located
+from data.index import INDEX_FILE
 from data.sources import (
     WHOLE,
     Document,
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from datasets import IterableDataset
 
 _JSON_LINES = (".jsonl", ".jsonl.gz")
+_COMPRESSED = (".gz", ".zst", ".xz", ".bz2", ".lz4", ".zip")
+_RECORDS = (".json", ".ndjson", ".csv", ".tsv")
+"""Files that often hold records, but are read as text."""
 _TABLES = {".parquet": "parquet", ".arrow": "arrow"}
 _NAMED = 10
 _NOT_UTF8 = "not UTF-8"
@@ -75,10 +81,10 @@ def files_source(patterns: list[str], text_column: str, skip_bad: bool = False) 
         invalid: list[str] = []
         chosen = files_of_part([path.stat().st_size for path in paths], part, title)
         for path, name in zip(paths[chosen], names[chosen], strict=True):
-            if name.endswith(_JSON_LINES):
+            if name.lower().endswith(_JSON_LINES):
                 with located(path):
                     yield from _json_lines(path, name, text_column, skip_bad, invalid)
-            elif path.suffix in _TABLES:
+            elif path.suffix.lower() in _TABLES:
                 yield from _table(path, name, text_column, skip_bad)
             else:
                 with located(path):
@@ -97,6 +103,7 @@ def files_source(patterns: list[str], text_column: str, skip_bad: bool = False) 
         description,
         files["bytes"],
         documents,
+        files["files"],
     )
 
 
@@ -181,15 +188,59 @@ def _matching(patterns: list[str]) -> list[Path]:
     found: set[str] = set()
     for pattern in patterns:
         path = os.path.expanduser(pattern)
-        matches = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
-        files = [os.path.abspath(match) for match in matches if os.path.isfile(match)]
+        matches = [path] if os.path.exists(path) else _globbed(path)
+        files = [os.path.abspath(match) for match in matches if not os.path.isdir(match)]
         if not files:
             folders = "; it matches folders only: type e.g. 'FOLDER/**/*.txt'" if matches else ""
             raise ValueError(
                 f"data.files={pattern} matches no file (looked from {os.getcwd()}){folders}."
             )
         found.update(files)
-    return [Path(path) for path in sorted(found)]
+    paths = [Path(path) for path in sorted(found)]
+    _check_kinds(paths)
+    return paths
+
+
+def _globbed(pattern: str) -> list[str]:
+    """What a glob matches. Raises PermissionError where it leads through a folder that cannot be
+    read, which Python passes over."""
+    parts = Path(pattern).parts
+    for depth in range(1, len(parts)):
+        if any(map(glob.has_magic, parts[: depth + 1])):
+            above = os.path.join(*parts[:depth], "")  # with a slash at the end: folders only
+            for folder in glob.iglob(above, recursive=True):
+                if not os.access(folder, os.R_OK | os.X_OK):
+                    reason = os.strerror(errno.EACCES)
+                    raise PermissionError(errno.EACCES, reason, os.path.abspath(folder))
+    return glob.glob(pattern, recursive=True)
+
+
+def _check_kinds(paths: list[Path]) -> None:
+    """Raises ValueError on what is no file, compressed or prepared; tells of likely records."""
+    for path in paths:
+        if not path.is_file():
+            what = "a link that leads nowhere" if path.is_symlink() else "no regular file"
+            raise ValueError(f"data.files: {path} is {what}. Remove it, or give a narrower glob.")
+    for path in paths:
+        name = path.name.lower()
+        if name.endswith(_COMPRESSED) and not name.endswith(_JSON_LINES):
+            raise ValueError(
+                f"data.files: {path} is compressed; of compressed files, only .jsonl.gz is read. "
+                "Unpack it, or give a narrower glob."
+            )
+    for folder in sorted({path.parent for path in paths}):
+        if all((folder / name).is_file() for name in (INDEX_FILE, "train-documents.npy")):
+            raise ValueError(
+                f"data.files: {folder} is a prepared data set, no text. Give a narrower glob, or a "
+                "data.root that it does not match."
+            )
+    records = [path for path in paths if path.suffix.lower() in _RECORDS]
+    if records:
+        print(
+            f"note: {len(records)} files such as {records[0]} are read as text, one document each; "
+            f"records are read from {', '.join((*_JSON_LINES, *_TABLES))}",
+            file=sys.stderr,
+        )
 
 
 def _name(pattern: str) -> str:
@@ -281,7 +332,7 @@ def _json_text(line: str, text_column: str, where: str) -> str:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rb") as file:
             yield from file
@@ -292,7 +343,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: thousands of lists in one another
         raise BadRecord(
             f"{where} is not JSON: {error}. A record is one object on one line", "not JSON"
         ) from None
@@ -307,7 +358,11 @@ def _table(path: Path, name: str, text_column: str, skip_bad: bool) -> Iterator[
     from datasets import load_dataset
 
     load = partial(
-        load_dataset, _TABLES[path.suffix], data_files=str(path), split="train", streaming=True
+        load_dataset,
+        _TABLES[path.suffix.lower()],
+        data_files=str(path),
+        split="train",
+        streaming=True,
     )
     advice = f"Is it a complete {path.suffix} file?"
     is_empty = True

@@ -3,7 +3,7 @@
 A prepared folder holds
 
     index.json                    this file's `Index`; written last
-    tokenizer.model               the tokenizer
+    tokenizer.model               the tokenizer; or tokenizer.json and special_tokens_map.json
     train-00000.bin ...           token ids, raw little-endian uint16 or uint32: one stream, cut
     train-documents.npy           int64 [documents]: where each document starts in the stream
     validation-00000.bin ...      the same for the validation split
@@ -24,9 +24,10 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from data.tokenizer import FILES
+
 FORMAT_VERSION = 1
 INDEX_FILE = "index.json"
-TOKENIZER_FILE = "tokenizer.model"
 HISTOGRAM_FILE = "documents.png"
 
 Split = Literal["train", "validation"]
@@ -110,6 +111,7 @@ class Index(BaseModel):
     bos_id: int
     eos_id: int
     pad_id: int
+    tokenizer_kind: Literal["sentencepiece", "hf_json"] = "sentencepiece"
     tokenizer_fingerprint: str
     fingerprint: str
     source: dict[str, Any] = Field(description="What was read; see `data.sources`.")
@@ -136,6 +138,11 @@ class Index(BaseModel):
             )
         return self
 
+    @property
+    def tokenizer_file(self) -> str:
+        """Name of the file in the folder to load the tokenizer from."""
+        return FILES[self.tokenizer_kind][0]
+
     def split(self, name: Split) -> SplitIndex:
         """The part of one split."""
         return self.train if name == "train" else self.validation
@@ -156,7 +163,7 @@ def contents_fingerprint(tokenizer: str, *splits: SplitIndex) -> str:
 
 def files_of(index: Index) -> set[str]:
     """Names of all files of a prepared folder. (Older ones have no histogram.)"""
-    names = {INDEX_FILE, TOKENIZER_FILE, HISTOGRAM_FILE}
+    names = {INDEX_FILE, *FILES[index.tokenizer_kind], HISTOGRAM_FILE}
     for split in (index.train, index.validation):
         names |= {split.offsets_file, *(shard.file for shard in split.shards)}
     return names
@@ -196,10 +203,12 @@ def read_index(folder: str | Path) -> Index:
                 folder / shard.file, shard.tokens * item, f"{shard.tokens} {index.dtype} tokens"
             )
         _check_offsets(folder / split.offsets_file, split.documents)
-    tokenizer = folder / TOKENIZER_FILE
-    if not tokenizer.is_file() or file_sha256(tokenizer)[:16] != index.tokenizer_fingerprint:
+    files = [folder / name for name in FILES[index.tokenizer_kind]]
+    tokenizer = b"".join(path.read_bytes() for path in files if path.is_file())
+    if hashlib.sha256(tokenizer).hexdigest()[:16] != index.tokenizer_fingerprint:
+        problem = "missing or not the tokenizer the data set was prepared with"
         raise _damaged(
-            tokenizer, "it is missing or not the tokenizer the data set was prepared with"
+            next((path for path in files if not path.is_file()), files[0]), f"it is {problem}"
         )
     return index
 
@@ -232,7 +241,9 @@ def _check_offsets(path: Path, documents: int) -> None:
         raise _damaged(path, "it is missing")
     try:
         offsets = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # ValueError, EOFError, those of the parser: whatever the bytes are
         raise _damaged(path, str(error)) from None
     if offsets.dtype != np.int64 or offsets.shape != (documents,):
         raise _damaged(path, f"it holds {offsets.dtype} {offsets.shape}, not int64 ({documents},)")

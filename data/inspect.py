@@ -25,7 +25,7 @@ from conf.cli import CONF, hydra_main, override
 from conf.schema import InspectSettings, TrainSettings
 from data.binding import bound, tokenizer_of
 from data.config import DataConfig
-from data.index import TOKENIZER_FILE, Index
+from data.index import Index
 from data.packed import IGNORED
 from data.rows import Row, TrainRows, row_stages
 from data.sets import Sets, check_stage_weights, first, prepared_sets, weights_of
@@ -34,7 +34,7 @@ from model.training.budget import kept_tokens
 from model.training.config import TrainerSettings
 from model.training.differences import changed
 from model.training.load import existing_run
-from model.training.stages import stages_of, total_steps
+from model.training.stages import stage_at, stages_of, total_steps
 
 _COLORS = ("cyan", "yellow", "green", "magenta", "blue")
 _MASKED = ("⟦", "⟧")
@@ -51,11 +51,23 @@ class Piece(NamedTuple):
 
 @hydra_main("inspect", InspectSettings, only_prints=True)
 def main(settings: InspectSettings) -> None:
+    if settings.rank >= settings.world:
+        raise ValueError(
+            f"rank={settings.rank}: with world={settings.world} there are ranks 0 to "
+            f"{settings.world - 1}; give another rank, or the number of ranks as world"
+        )
     data, trainer, sets, tokenizer, tokens = _opened(settings)
     stages = stages_of(trainer, data.seq_len, tokens)
     steps = total_steps(stages)
     if settings.step > steps:
         raise ValueError(f"step={settings.step}: the run has steps 1 to {steps}")
+    count = stages[stage_at(stages, settings.step - 1)].rows
+    if count % settings.world:
+        fitting = [str(n) for n in range(1, count + 1) if not count % n]
+        raise ValueError(
+            f"world={settings.world}: that step has {count} rows, which are shared equally by "
+            f"{', '.join(fitting)} ranks"
+        )
     weights = weights_of(data, sets)
     read = TrainRows(sets, weights, data.by_length, row_stages(stages), data.seed)
     rows = read.rows(settings.step - 1, settings.rank, settings.world)
@@ -152,7 +164,10 @@ def rendered(row: Row, index: Index, tokenizer: Tokenizer, colored: bool) -> Tex
 def pieces(row: Row, index: Index, tokenizer: Tokenizer) -> Iterator[Piece]:
     """Text token by token; padding, and the bytes of one character, as one piece each."""
     # The id of padding may be that of the end: inside of a document it is the end.
-    names = {index.pad_id: "⟨pad⟩", index.bos_id: "⟨bos⟩", index.eos_id: "⟨eos⟩"}
+    names = {index.pad_id: "⟨pad⟩"}
+    for id in (index.bos_id, index.eos_id):
+        roles = [role for role in ("bos", "eos") if getattr(index, f"{role}_id") == id]
+        names[id] = f"⟨{'='.join(roles)}⟩"
     tokens, labels, segments = (
         row.tensors[name].tolist() for name in ("tokens", "labels", "segments")
     )
@@ -198,7 +213,8 @@ def _opened(
         stages = stages_of(settings.trainer, settings.data.seq_len)
         check_stage_weights([stage.weights for stage in stages], settings.data)
         sets = prepared_sets(settings.data, settings.tokenizer)
-        tokenizer = Tokenizer.load(first(sets).folder / TOKENIZER_FILE)
+        folder, index = first(sets)
+        tokenizer = Tokenizer.load(folder / index.tokenizer_file)
         return settings.data, settings.trainer, sets, tokenizer, None
     _check_nothing_typed(settings)
     folder = existing_run(settings.root, settings.run)

@@ -16,7 +16,6 @@ from data.index import (
     FORMAT_VERSION,
     HISTOGRAM_FILE,
     INDEX_FILE,
-    TOKENIZER_FILE,
     Index,
     Split,
     SplitIndex,
@@ -28,7 +27,7 @@ from data.index import (
 from data.plan import PLAN_FILE, Plan, part_folder, ranges_file, rows
 from data.sources import Source
 from data.spool import TEXT_FILE
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, tokenizer_path
 
 _BLOCK = 1 << 20
 
@@ -52,7 +51,7 @@ def encoded_file(folder: Path, number: int) -> Path:
 def merge(folder: Path, parts: int, source: Source) -> Index:
     """Writes the index of encoded parts, the document starts of all of them and the histogram."""
     plan = Plan.model_validate_json((folder / PLAN_FILE).read_bytes())
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load(tokenizer_path(folder))
     encoded = [
         EncodedPart.model_validate_json(encoded_file(folder, number).read_bytes())
         for number in range(parts)
@@ -77,6 +76,7 @@ def merge(folder: Path, parts: int, source: Source) -> Index:
         bos_id=tokenizer.bos_id,
         eos_id=tokenizer.eos_id,
         pad_id=tokenizer.pad_id,
+        tokenizer_kind=tokenizer.kind,
         tokenizer_fingerprint=tokenizer.fingerprint,
         fingerprint=contents_fingerprint(tokenizer.fingerprint, train, validation),
         source=source.description,
@@ -112,7 +112,7 @@ def unigram_entropy(folder: Path, split: SplitIndex, tokenizer: Tokenizer) -> fl
         ids = np.memmap(folder / shard.file, token_dtype(tokenizer.size), mode="r")
         for begin in range(0, len(ids), _BLOCK):
             counts += np.bincount(ids[begin : begin + _BLOCK], minlength=tokenizer.size)
-    counts[tokenizer.bos_id] = 0
+    counts[tokenizer.bos_id] -= split.documents  # EOS may have the same id
     shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log(shares)).sum())
 

@@ -29,7 +29,7 @@ from data.folder import alone, building, sharing, temporary_folder
 from data.index import INDEX_FILE
 from data.merge import encoded_file, merge
 from data.plan import make_plan, part_folder
-from data.sources import Part
+from data.sources import Part, files_of_part
 from data.spool import fill_spool, is_complete
 
 _NAMED = 10
@@ -37,7 +37,7 @@ _NAMED = 10
 
 def parse_part(text: str) -> Part:
     """The part that "3/64" means. Raises ValueError if there is no such part."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    match = re.fullmatch(r"(\d{1,9})/0*([1-9]\d{0,8})", text)
     if match is None:
         raise ValueError(f"shard={text} is not a part and their number, such as shard=0/64.")
     part = Part(int(match[1]), int(match[2]))
@@ -59,6 +59,8 @@ def prepare_part(
     """
     _check_settings(data)
     source = source_of(data)
+    if source.files is not None:
+        files_of_part([0] * source.files, part, source.title)
     folder = folder_of(source, data, tokenizer)
     done = f"{folder} is complete: nothing to do for part {part.number} of {part.count}"
     if folder.exists():

@@ -6,6 +6,7 @@ a split.
 """
 
 import heapq
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +17,18 @@ from pydantic import BaseModel, ConfigDict
 from data.config import DataConfig, TokenizerConfig
 from data.duplicates import repeated
 from data.folder import save_array, write_atomically
-from data.index import TOKENIZER_FILE, Duplicates, LongDocument, Rejected, Split
+from data.index import Duplicates, LongDocument, Rejected, Split
 from data.sources import Source
 from data.split import Assignment, assign
 from data.spool import EXAMPLES, LONGEST, TEXT_FILE, Spool
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, given_tokenizer, tokenizer_path
 from data.vocabulary import sample_blocks
 
 PLAN_FILE = "plan.json"
 
 _NAMED = 20
 _STRETCH = 1 << 20
+_SLOW_SAMPLE = 16_000_000
 _THIN = 8
 _THIN_STRETCH = 1 << 16
 
@@ -84,12 +86,16 @@ def make_plan(
     keys = np.concatenate([spool.keys for spool in spools])[kept]
     assignment = assign(keys, sizes[kept], data.validation_bytes)
     _save_ranges(folder, spools, kept, assignment)
-    if not (folder / TOKENIZER_FILE).exists():
-        tokenizer = _tokenizer(folder, parts, config)
-        write_atomically(folder / TOKENIZER_FILE, tokenizer.model)
+    notes = list(assignment.notes)
+    if config.path is not None:
+        tokenizer = given_tokenizer(config)
+        tokenizer.save(folder)
+        notes += tokenizer.notes
+    elif not tokenizer_path(folder).exists():
+        _trained(folder, parts, config).save(folder)
     longest = [item for spool in spools for item in spool.record.longest]
     plan = Plan(
-        notes=assignment.notes,
+        notes=notes,
         rejected=rejected,
         longest=heapq.nlargest(LONGEST, longest, key=lambda item: item.bytes),
         duplicates=duplicates,
@@ -135,9 +141,15 @@ def rows(array: np.ndarray) -> Iterator[list[int]]:
         yield from array[begin : begin + (1 << 16)].tolist()
 
 
-def _tokenizer(folder: Path, parts: int, config: TokenizerConfig) -> Tokenizer:
-    if config.path is not None:
-        return Tokenizer.load(config.path)
+def _trained(folder: Path, parts: int, config: TokenizerConfig) -> Tokenizer:
+    sizes = [np.load(ranges_file(folder, n, "train"), mmap_mode="r")[:, 1] for n in range(parts)]
+    sample = min(config.sample_bytes, sum(int(part.sum()) for part in sizes))
+    if sample >= _SLOW_SAMPLE:  # sentencepiece does not say how far it is
+        print(
+            f"note: a vocabulary of {config.vocab_size:,} ids is trained on {sample / 1e6:,.0f} MB "
+            "of text, which may take minutes (tokenizer.sample_bytes)",
+            file=sys.stderr,
+        )
     return Tokenizer.train(sampled_texts(folder, parts, config.sample_bytes), config)
 
 

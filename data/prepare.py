@@ -25,13 +25,14 @@ from conf.cli import hydra_main
 from data.build import encode_part, folder_of, source_of, tidy
 from data.config import DataConfig, PrepareSettings, TokenizerConfig
 from data.folder import building
-from data.index import INDEX_FILE, Index, files_of, read_index, verify_checksums
+from data.index import INDEX_FILE, Index, read_index
 from data.merge import merge
 from data.parts import merge_parts, parse_part, prepare_part
 from data.plan import make_plan, part_folder
 from data.report import summary
+from data.sets import check_preparation, verify
 from data.sources import WHOLE
-from data.spool import byte_bar, fill_spool
+from data.spool import fill_spool
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = True) -> Path:
@@ -48,6 +49,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = Tr
         except ValueError as error:
             raise ValueError(f"data.dir={data.dir}: {error}") from error
         _check_source(index, folder, data)
+        check_preparation(f"data.dir={data.dir}", index, data, tokenizer)
     else:
         source = source_of(data)
         folder = folder_of(source, data, tokenizer)
@@ -65,14 +67,6 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, progress: bool = Tr
     if data.verify:
         verify(folder, index, progress)
     return folder
-
-
-def verify(folder: Path, index: Index, progress: bool) -> None:
-    """Reads every byte of a data set. Raises ValueError, naming the file, if one changed."""
-    paths = [folder / name for name in files_of(index)]
-    total = sum(path.stat().st_size for path in paths if path.exists())
-    with byte_bar("checking", total, progress) as bar:
-        verify_checksums(folder, index, bar.update)
 
 
 def _check_source(index: Index, folder: Path, data: DataConfig) -> None:

@@ -61,13 +61,15 @@ class Reader(Protocol):
 class Source:
     """name: part of the prepared folder's name.  title: what error messages call it.
     description: JSON values that determine the text.  total_bytes: for the progress bar; None if
-    unknown.  documents: raises ValueError for a part of more than there are files."""
+    unknown.  documents: raises ValueError for a part of more than there are files.  files: their
+    number; None if it is unknown before they are read."""
 
     name: str
     title: str
     description: dict[str, Any]
     total_bytes: int | None
     documents: Reader
+    files: int | None = None
 
 
 def decoded(data: bytes) -> str:

@@ -57,7 +57,13 @@ def assign(keys: np.ndarray, sizes: np.ndarray, validation_bytes: int) -> Assign
     longest = int(sizes.argmax())
     cut = int(sizes[longest]) - min(wanted, int(sizes[longest]) // 2)
     notes.append(
-        "No document is small enough to be held out whole: the end of the longest one is the "
-        "validation document."
+        "The documents that are small enough to be held out whole have too little text: the end of "
+        "the longest one is the validation document."
     )
+    if (others := int((members == members[longest]).sum()) - 1) > 0:
+        notes.append(
+            f"The longest document has {others} others with the same text or of its family, which "
+            "are trained on: validation says nothing about new text. data.drop_duplicates=true "
+            "leaves out what is equal."
+        )
     return Assignment(np.zeros(len(sizes), dtype=bool), (longest, cut), notes)

@@ -62,7 +62,7 @@ class Spool:
     def names(self, documents: set[int]) -> dict[int, str]:
         """Names of these documents."""
         found = {}
-        with (self._folder / _NAMES).open(encoding="utf-8", errors="surrogateescape") as file:
+        with (self._folder / _NAMES).open(encoding="utf-8") as file:
             for number, line in enumerate(file):
                 if number in documents:
                     found[number] = line[:-1]
@@ -92,15 +92,16 @@ def fill_spool(folder: Path, source: Source, part: Part, seed: int, progress: bo
     total = None if source.total_bytes is None else source.total_bytes // part.count
     with (
         (folder / TEXT_FILE).open("wb") as file,
-        (folder / _NAMES).open("w", encoding="utf-8", errors="surrogateescape") as names,
+        (folder / _NAMES).open("w", encoding="utf-8") as names,
         byte_bar("reading", total, progress) as bar,
     ):
         for item in source.documents(part):
+            name = _printable(item.name)
             if isinstance(item, LeftOut):
                 counts[item.reason] += 1
                 named = examples.setdefault(item.reason, [])
                 if len(named) < EXAMPLES:
-                    named.append(item.name)
+                    named.append(name)
                 continue
             size, digest = 0, hashlib.sha256()
             for piece in item.pieces():
@@ -109,13 +110,13 @@ def fill_spool(folder: Path, source: Source, part: Part, seed: int, progress: bo
                 digest.update(data)
                 size += len(data)
                 bar.update(len(data))
-            heapq.heappush(longest, (size, -len(sizes), item.name))
+            heapq.heappush(longest, (size, -len(sizes), name))
             if len(longest) > LONGEST:
                 heapq.heappop(longest)
             sizes.append(size)
             keys.append(family_key(seed, item.family or digest.hexdigest()))
             hashes.frombytes(digest.digest()[:16])
-            names.write(" ".join(item.name.splitlines()) + "\n")
+            names.write(name + "\n")
         sync(file)
         names.flush()
     save_array(folder / _SIZES, np.frombuffer(sizes, dtype=np.int64))
@@ -129,6 +130,11 @@ def fill_spool(folder: Path, source: Source, part: Part, seed: int, progress: bo
     )
     write_atomically(folder / _RECORD, record.model_dump_json().encode())
     return Spool(folder)
+
+
+def _printable(name: str) -> str:
+    """A name on one line, of Unicode text: names of files may be any bytes but 0 and /."""
+    return " ".join(name.encode("utf-8", "backslashreplace").decode().splitlines())
 
 
 def byte_bar(label: str, total: int | None, progress: bool) -> tqdm:

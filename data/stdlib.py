@@ -49,7 +49,7 @@ def stdlib_source() -> Source:
                 continue
             yield document(name, text)
 
-    return Source("stdlib", _TITLE, description, files["bytes"], documents)
+    return Source("stdlib", _TITLE, description, files["bytes"], documents, len(paths))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

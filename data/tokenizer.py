@@ -1,135 +1,145 @@
-"""A sentencepiece tokenizer that loses nothing: decode(encode(text)) == text, for all Unicode text.
+"""Text to token ids and back without loss: decode(encode(text)) == text, for all Unicode text.
 
-sentencepiece's defaults rewrite text (google/sentencepiece#520, #101, #863); `data.vocabulary`
-trains models without any normalisation and with byte fallback, and `Tokenizer` refuses loaded
-models that change text. One character is left that sentencepiece cannot tell from a space, its own
-marker U+2581. It is escaped: with E = U+E000 (private use), U+2581 becomes "Ea" and E itself "Eb".
-Models that `data.vocabulary` trained on text with tabs see U+E001 for a tab, and the reverse.
+Two kinds have one interface: sentencepiece models, trained here or brought along
+(data.sentencepiece_tokenizer), and Hugging Face tokenizer.json files (data.json_tokenizer).
 
-Decoding is done here, over bytes, because sentencepiece decodes single ids without their context
+Decoding is done here, over bytes, because the libraries decode single ids without their context
 (google/sentencepiece#906, #1043): `decode` and the streaming decoder share one table id -> bytes.
 """
 
 import codecs
 import hashlib
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-import sentencepiece
 
 from data.config import TokenizerConfig
-from data.vocabulary import SWAP_TABS, TAB, train_model
+from data.cutting import PART_CHARACTERS
+from data.folder import write_atomically
+from data.marker import ESCAPE
 
-MARKER = "\u2581"
-ESCAPE = "\ue000"
-PART_CHARACTERS = 1024
-"""Characters per call of sentencepiece, which needs about 45 bytes of memory per byte of input."""
+FILES = {
+    "sentencepiece": ("tokenizer.model",),
+    "hf_json": ("tokenizer.json", "special_tokens_map.json"),
+}
+"""What a tokenizer of each kind is saved as, in a prepared folder and in a run's."""
 
-_UNESCAPE = re.compile(f"{ESCAPE}([ab])")
-_PROBES = (
+PROBES = (
     "a\tb\nc",
     "  two  spaces ",
     "\n    x\n\n\tend\r\n",
     "…①ﬁ e\u0301 \u00a0\u200b\ufeff\0",
     "naïve 😀 日本 ▁x \ue000a",
+    "UPPER Lower 1234567 don't 'Ll",
     "<s></s><pad><unk><0x0A>",
 )
+"""Texts that a tokenizer must give back: what normalisation changes, and strings of special ids."""
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """Text to token ids and back.
 
-    Attributes: `size` (number of ids), `bos_id`, `eos_id`, `pad_id`, and `fingerprint` (first 16
-    hex digits of the sha256 of the model's bytes).
+    Attributes: `kind` (a key of `FILES`), `size` (number of ids: the highest one + 1), `bos_id`,
+    `eos_id`, `pad_id`, `files` (names and contents of what is saved), `notes` (what a user should
+    know of the loaded file), and `context` (so many characters before and after a place decide
+    whether a text may be cut there).
     """
 
-    def __init__(self, model: bytes, name: str = "this tokenizer") -> None:
-        """Takes the bytes of a sentencepiece model; `name` is what error messages call it.
+    kind: str
+    size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    files: dict[str, bytes]
+    notes: tuple[str, ...] = ()
+    context: int = 1
 
-        Raises ValueError if the model is damaged, has no bos, eos or pad id, or changes text.
-        """
-        self.model = model
-        self.fingerprint = hashlib.sha256(model).hexdigest()[:16]
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(model)
-        except RuntimeError as error:
-            raise ValueError(f"{name} is not a sentencepiece model.") from error
-        self.size: int = self._processor.get_piece_size()
-        self.bos_id: int = self._processor.bos_id()
-        self.eos_id: int = self._processor.eos_id()
-        self.pad_id: int = self._processor.pad_id()
-        self._bytes = [self._bytes_of(id) for id in range(self.size)]
-        self._pairs = self._adjacent_pairs()
-        self._swaps_tabs = any(TAB in self._processor.id_to_piece(id) for id in range(self.size))
-        self._check(name)
-
-    @classmethod
-    def train(cls, blocks: Iterable[str], config: TokenizerConfig) -> Self:
-        """Trains a model on `blocks` of text; the same blocks and settings give the same bytes.
+    @staticmethod
+    def train(blocks: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
+        """Trains a sentencepiece model on `blocks` of text; the same blocks and settings give the
+        same bytes.
 
         Raises ValueError if `config.vocab_size` does not suit the text.
         """
-        return cls(train_model(blocks, config))
+        from data.sentencepiece_tokenizer import SentencepieceTokenizer
+        from data.vocabulary import train_model
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Reads a sentencepiece .model file. Raises ValueError if it is missing or unsuitable."""
+        return SentencepieceTokenizer(train_model(blocks, config))
+
+    @staticmethod
+    def load(path: str | Path, **roles: str | None) -> "Tokenizer":
+        """Reads a sentencepiece .model or a Hugging Face tokenizer.json, told by the contents.
+
+        path: the file, or a folder that holds one.
+        roles: bos, eos, pad: tokens of a tokenizer.json; None: as the files beside it say.
+
+        Raises ValueError if it is missing or unsuitable.
+        """
         path = Path(path)
+        path = tokenizer_path(path) if path.is_dir() else path
         if not path.is_file():
             raise ValueError(
-                f"There is no tokenizer file {path}. "
-                "Type tokenizer.path=... with a sentencepiece .model file, or tokenizer.path=null."
+                f"There is no tokenizer file {path}. Type tokenizer.path=... with a sentencepiece "
+                ".model file, tokenizer=hf_json tokenizer.path=... with a Hugging Face "
+                "tokenizer.json, or tokenizer.path=null to train one."
             )
-        return cls(path.read_bytes(), str(path))
+        data = path.read_bytes()
+        if is_json(path, data):
+            from data.json_tokenizer import load_json
 
-    def save(self, path: str | Path) -> None:
-        """Writes the sentencepiece model."""
-        Path(path).write_bytes(self.model)
+            return load_json(path, data, roles)
+        from data.sentencepiece_tokenizer import SentencepieceTokenizer
+
+        return SentencepieceTokenizer(data, str(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the `files`, so that `load` reads this tokenizer; returns the path for it."""
+        for name in reversed(self.files):  # the one that `load` looks for is written last
+            write_atomically(Path(folder) / name, self.files[name])
+        return Path(folder) / FILES[self.kind][0]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the sha256 of all that is saved."""
+        return hashlib.sha256(b"".join(self.files.values())).hexdigest()[:16]
+
+    @abstractmethod
+    def parts(self, text: str, limit: int = PART_CHARACTERS) -> list[str]:
+        """`text` in pieces that are encoded one by one, escaped as the vocabulary needs it.
+
+        limit: characters from which on a long text is cut, where that cannot change its tokens.
+        """
+
+    @abstractmethod
+    def encode_parts(self, parts: list[str]) -> list[np.ndarray]:
+        """Token ids of each string made by `parts`, int32."""
+
+    @abstractmethod
+    def find_cut(self, text: str, begin: int, end: int) -> int | None:
+        """The first place in [begin, end) that was found where cutting `text` changes no token.
+
+        text: with `context` characters before begin and after end, if there are so many.
+        """
+
+    @abstractmethod
+    def unescape(self, text: str) -> str:
+        """Undoes the escaping of `parts`; `text` must not end inside of an escape."""
+
+    @cached_property
+    @abstractmethod
+    def _bytes(self) -> list[bytes]:
+        """Bytes that each id stands for."""
 
     def encode(self, text: str, *, limit: int = PART_CHARACTERS) -> list[int]:
-        """Token ids of `text`, without special ids.
-
-        A text of more than `limit` characters is encoded in parts. It is cut between two characters
-        a, b only if no piece of the vocabulary contains "ab": then no merge (BPE) and no piece of
-        any segmentation (unigram) can span the cut, so the tokens are those of the whole text. A
-        part goes on past `limit` until the first such point, to the end of the text if there is
-        none. For unigram models this holds for exact scores; sentencepiece adds them up in float32
-        from the start of its input, and over long inputs the rounding decides between segmentations
-        that are nearly as good (seen in a text of 20 kB). Parts keep the sums short.
+        """Token ids of `text`, without special ids. limit: see `parts`.
 
         Raises ValueError if `text` holds lone surrogates, which are not Unicode text.
         """
         check_unicode(text)
-        encoded = self.encode_parts(self.parts(text, limit))
-        return [id for part in encoded for id in part.tolist()]
-
-    def encode_parts(self, parts: list[str]) -> list[np.ndarray]:
-        """Token ids of each string made by `parts`, int32."""
-        return self._processor.encode(parts, return_type="numpy", num_threads=1)
-
-    def may_cut(self, before: str, after: str) -> bool:
-        """Whether a text may be cut between these two characters (see `encode`)."""
-        return self._escaped(before)[-1] + self._escaped(after)[0] not in self._pairs
-
-    def parts(self, text: str, limit: int = PART_CHARACTERS) -> list[str]:
-        """The escaped text, cut as `encode` describes. Joined they are the whole escaped text."""
-        assert limit >= 1, limit
-        text = self._escaped(text)
-        parts = []
-        begin = 0
-        while len(text) - begin > limit:
-            end = begin + limit
-            while end < len(text) and text[end - 1 : end + 1] in self._pairs:
-                end += 1
-            parts.append(text[begin:end])
-            begin = end
-        if begin < len(text):
-            parts.append(text[begin:])
-        return parts
+        return [id for part in self.encode_parts(self.parts(text, limit)) for id in part.tolist()]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`. Special ids are dropped; bytes that are not UTF-8 become U+FFFD.
@@ -137,13 +147,6 @@ class Tokenizer:
         Raises ValueError on an id outside [0, size).
         """
         return self.unescape(b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace"))
-
-    def unescape(self, text: str) -> str:
-        """Undoes the escaping; `text` must not end between an escape character and what follows."""
-        # A model without a piece for a space writes the bytes of the marker that stands for it.
-        text = text.replace(MARKER, " ")
-        text = _UNESCAPE.sub(lambda match: MARKER if match[1] == "a" else ESCAPE, text)
-        return self._swapped(text)
 
     def stream(self) -> "StreamDecoder":
         """A decoder for ids that arrive one at a time."""
@@ -156,54 +159,6 @@ class Tokenizer:
                 f"Token id {id} is not one of this tokenizer's ids 0 to {self.size - 1}."
             )
         return self._bytes[id]
-
-    def _escaped(self, text: str) -> str:
-        return self._swapped(text.replace(ESCAPE, ESCAPE + "b").replace(MARKER, ESCAPE + "a"))
-
-    def _swapped(self, text: str) -> str:
-        if self._swaps_tabs and TAB not in text:
-            return text.replace("\t", TAB)  # ten times as fast as translate
-        if self._swaps_tabs and ("\t" in text or TAB in text):
-            return text.translate(SWAP_TABS)
-        return text
-
-    def _bytes_of(self, id: int) -> bytes:
-        piece = self._processor.id_to_piece(id)
-        if self._processor.is_byte(id):
-            return bytes([int(piece[3:5], 16)])
-        if self._processor.is_control(id) or self._processor.is_unknown(id):
-            return b""
-        return piece.replace(MARKER, " ").encode()
-
-    def _adjacent_pairs(self) -> frozenset[str]:
-        special = (
-            self._processor.is_byte,
-            self._processor.is_control,
-            self._processor.is_unknown,
-        )
-        pairs = set()
-        for id in range(self.size):
-            if not any(is_special(id) for is_special in special):
-                piece = self._processor.id_to_piece(id).replace(MARKER, " ")
-                pairs.update(piece[i : i + 2] for i in range(len(piece) - 1))
-        return frozenset(pairs)
-
-    def _check(self, name: str) -> None:
-        for role in ("bos", "eos", "pad"):
-            id = getattr(self, f"{role}_id")
-            if id < 0 or not self._processor.is_control(id):
-                raise ValueError(
-                    f"{name} has no {role} id, or one that text can produce. Train it with "
-                    "bos_id, eos_id and pad_id >= 0, or type tokenizer.path=null to train one here."
-                )
-        for probe in _PROBES:
-            if self.decode(self.encode(probe)) != probe:
-                raise ValueError(
-                    f"{name} changes text: {probe!r} comes back as "
-                    f"{self.decode(self.encode(probe))!r}. Train it with byte_fallback=true, "
-                    "normalization_rule_name=identity, remove_extra_whitespaces=false and "
-                    "add_dummy_prefix=false, or type tokenizer.path=null to train one here."
-                )
 
 
 class StreamDecoder:
@@ -229,6 +184,42 @@ class StreamDecoder:
         text = self._held + text
         self._held = ESCAPE if text.endswith(ESCAPE) else ""
         return self._tokenizer.unescape(text.removesuffix(self._held))
+
+
+def given_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """The tokenizer that `tokenizer.path` names.
+
+    Raises ValueError if it is missing or unsuitable, or of another kind than `tokenizer.kind`.
+    """
+    path = Path(config.path)
+    path = path / FILES[config.kind][0] if path.is_dir() else path
+    if path.is_file() and is_json(path, path.read_bytes()) != (config.kind == "hf_json"):
+        kind = "a sentencepiece model" if config.kind == "hf_json" else "a tokenizer.json"
+        raise ValueError(
+            f"tokenizer.path={config.path} is {kind}, but tokenizer.kind={config.kind}. "
+            f"Type {to_type(path)}"
+        )
+    return Tokenizer.load(path, bos=config.bos, eos=config.eos, pad=config.pad)
+
+
+def tokenizer_path(folder: Path) -> Path:
+    """The file to `load` of a folder; that of a sentencepiece model if there is none."""
+    paths = [folder / files[0] for files in FILES.values()]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def to_type(path: Path) -> str:
+    """The settings that give the tokenizer at `path`."""
+    from conf.cli import override  # Hydra, which encoding processes have no need of
+
+    choice = "hf_json" if is_json(path, path.read_bytes()) else None
+    typed = override("tokenizer.path", str(path))
+    return f"tokenizer={choice} {typed}" if choice else typed
+
+
+def is_json(path: Path, data: bytes) -> bool:
+    """Whether a file is JSON, which no sentencepiece model begins like."""
+    return path.suffix == ".json" or data.startswith(b"{")
 
 
 def check_unicode(text: str) -> None:

@@ -183,7 +183,10 @@ def test_a_forced_tokenizer_is_named_too(folders, tmp_path):
         return {"": Prepared(folders[name], read_index(folders[name]))}
 
     bind(tmp_path, sets("web"))
-    with pytest.raises(ValueError, match=r"tokenizer: saved \w+, given \w+\n  data set: saved"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer: saved sentencepiece \w+, given sentencepiece \w+\n  data set: saved",
+    ):
         bind(tmp_path, sets("alien"))
     assert bound(tmp_path, {"data": {"dir": None}}) == sets("web")
 
@@ -230,6 +233,52 @@ def test_sources_with_different_tokenizers_are_refused(mixture, folders, tmp_pat
     assert "different tokenizers" in err
     assert f"tokenizer.path={folders['web']}/tokenizer.model" in err
     assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=mixture", "data.sources.web.path=gone"], "data.sources.web.path=gone: gone is not"),
+        (["data=prepared", "data.dir=gone"], "data.dir=gone: gone is not a prepared data set"),
+        (["data.files=gone/*.txt"], "data.files=gone/*.txt matches no file"),
+        (["tokenizer.path=gone"], "gone"),
+    ],
+)
+def test_a_job_of_a_sweep_with_data_that_is_not_there_is_refused(overrides, message, tmp_path):
+    given = [*SMALL, f"data.root={tmp_path}/prepared", f"run.root={tmp_path}"]
+    train_command.check_job(composed(*given))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train_command.check_job(composed(*given, *overrides))
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_data_set_under_two_names_is_told(folders, tmp_path, capsys):
+    copy = Path(shutil.copytree(folders["web"], tmp_path / "copy"))
+    opened(composed(*SMALL, "data=mixture", mixed(folders)))
+    assert capsys.readouterr().err == ""
+    opened(composed(*SMALL, "data=mixture", mixed(folders | {"code": copy})))
+    told = capsys.readouterr().err
+    assert told.startswith(f"warning: data.sources.web ({folders['web']}) and data.sources.code (")
+    assert "are the same data" in told
+
+
+def test_a_tokenizer_that_the_sources_do_not_have_is_refused(folders):
+    path = "tokenizer.path={}/tokenizer.model".format
+    opened(composed(*SMALL, "data=mixture", mixed(folders), path(folders["web"])))
+    with pytest.raises(
+        ValueError, match=r"^tokenizer\.path=.*: data\.sources\.web\.path=.* keeps it"
+    ):
+        opened(composed(*SMALL, "data=mixture", mixed(folders), path(folders["alien"])))
+
+
+def test_every_source_is_verified(folders, tmp_path):
+    broken = Path(shutil.copytree(folders["code"], tmp_path / "broken"))
+    shard = broken / "train-00000.bin"
+    shard.write_bytes(b"\x05\x00" + shard.read_bytes()[2:])
+    given = [*SMALL, "data=mixture", mixed(folders | {"code": broken})]
+    opened(composed(*given))
+    with pytest.raises(ValueError, match=r"data\.sources\.code: .*train-00000\.bin: its contents"):
+        opened(composed(*given, "data.verify=true"))
 
 
 def test_what_is_read_again_is_said(folders):

@@ -128,8 +128,11 @@ def test_a_lost_or_cut_file_is_named(command, tmp_path):
 @pytest.mark.parametrize(
     ("other", "ids"),
     [
-        (["tokenizer.vocab_size=290"], "(290 ids"),
-        (["tokenizer.sample_bytes=3000", "tokenizer.character_coverage=0.99"], "(288 ids"),
+        (["tokenizer.vocab_size=290"], "(sentencepiece, 290 ids"),
+        (
+            ["tokenizer.sample_bytes=3000", "tokenizer.character_coverage=0.99"],
+            "(sentencepiece, 288 ids",
+        ),
     ],
     ids=["size", "same size"],
 )

@@ -136,7 +136,7 @@ def load_weights(model: LanguageModel, path: Path) -> None:
         raise ValueError(
             f"the checkpoint {path} knows {vocab_size:,} token ids, and the data set's tokenizer "
             f"has {model.vocab_size:,}: it was trained with another tokenizer. Give that one, "
-            "tokenizer.path=FILE (a run keeps it as tokenizer.model)"
+            "tokenizer.path=FILE (a run keeps it as tokenizer.model or tokenizer.json)"
         )
     saved = saved_settings(checkpoint, path)
     used = used_names(saved.layers, model.settings.layers)

@@ -10,19 +10,20 @@ from benchmarks.prepare_corpus import some_text, write_corpus
 TINY = ["--megabytes", "2", "--longest", "1", "--vocab-size", "1000", "--processes", "1"]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The folder of a tiny run, and its results."""
+@pytest.fixture(scope="module", params=["sentencepiece", "hf_json"])
+def tiny(request, tmp_path_factory):
+    """The folder of a tiny run with a tokenizer of each kind, its results and its options."""
+    options = [*TINY, "--kind", request.param]
     folder = tmp_path_factory.mktemp("tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "_BARE_SECONDS", 0.0)
         patch.setattr(command, "_SAMPLE", 200_000)
         patch.setattr(command, "_UNSPLIT", 200_000)
-        return folder, command.run(folder / "prepare.json", command.parse(TINY))
+        return folder, command.run(folder / "prepare.json", command.parse(options)), options
 
 
 def test_a_run_measures_every_preparation_and_leaves_nothing_else(tiny):
-    folder, results = tiny
+    folder, results, _ = tiny
     (point,) = results["points"]
     assert point["processes"] == 1
     assert point["bytes"] == pytest.approx(2e6, rel=0.02)
@@ -34,9 +35,9 @@ def test_a_run_measures_every_preparation_and_leaves_nothing_else(tiny):
 
 
 def test_the_same_command_measures_nothing_twice_and_shows_the_verdicts(tiny, capsys, monkeypatch):
-    folder, results = tiny
+    folder, results, options = tiny
     monkeypatch.setattr(command, "_measured", lambda *given: pytest.fail("measured again"))
-    assert command.main([*TINY, "--output", str(folder)]) == 0
+    assert command.main([*options, "--output", str(folder)]) == 0
     shown = capsys.readouterr().out
     (point,) = results["points"]
     ratio = point["bytes"] / point["cpu_seconds"] / max(point["bare"])
@@ -66,14 +67,14 @@ def test_mistakes_are_answered_before_any_work(arguments, message, capsys):
 
 
 def test_files_of_others_are_refused(tiny, tmp_path, capsys):
-    _, results = tiny
+    _, results, options = tiny
     wrong = {"bare": [1.0]}
     file = tmp_path / "prepare.json"
     file.write_text(json.dumps(results | {"points": [results["points"][0] | wrong]}))
     assert command.main(["--read", str(file)]) == 2
     assert "not written by this command: points.0.bare: List should" in capsys.readouterr().err
     file.write_text(json.dumps(results))
-    assert command.main([*TINY[2:], "--megabytes", "3", "--output", str(tmp_path)]) == 2
+    assert command.main([*options[2:], "--megabytes", "3", "--output", str(tmp_path)]) == 2
     assert "megabytes: saved 2, now 3" in capsys.readouterr().err
 
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf.cli import check, override, rewrite_arguments, rewrite_overrides
+from conf.cli import check, hydra_main, override, rewrite_arguments, rewrite_overrides
 from conf.schema import GenerateSettings, TrainSettings
+from data.config import PrepareSettings
 from tests.composing import composed
 
 
@@ -109,6 +110,21 @@ from tests.composing import composed
         ("model.mixers.mamba2.qk_heads=3", ["qk_heads=3 does not divide heads=4", "1, 2, 4"]),
         ("model.mixers.deltanet.normalize=true", ["normalize=true with write=delta"]),
         ("model.mixers.deltanet.memory_length=[4,64]", ["decay=none", "only by decay=gla or"]),
+        ("data.sources=web", ["data.sources='web': it has parts", "data.sources.NAME.path=VALUE"]),
+        ("data.sources=[web]", ["data.sources=['web']: it", "data.sources.NAME.path=VALUE"]),
+        ("data.sources.web=x", ["data.sources.web='x': it", "data.sources.web.path=VALUE"]),
+        ("data.by_length=[5]", ["data.by_length=[5]: it", "data.by_length.bounds=VALUE"]),
+        ("trainer.stages=[5]", ["trainer.stages.0=5: it", "trainer.stages.0.until_tokens=VALUE"]),
+        (
+            "trainer.stages.0.seq_len=5",
+            ["trainer.stages=", "not a list; give it as 'trainer.stages=["],
+        ),
+        ("data.by_length={bounds:5,weights:[1,1]}", ["data.by_length.bounds=5: not a list"]),
+        ("run.name.x=5", ["run.name.x: run.name has no parts; give it as run.name=VALUE"]),
+        ("data.sources.1.path=x", ["data.sources.1: names of sources begin with a letter"]),
+        ("data.sources={}", ["data.sources is empty"]),
+        ("data=mixture", ["data.sources: Missing", "give it as data.sources.NAME.path=VALUE"]),
+        ("data=files", ["data.files: Missing", "give it as data.files=VALUE"]),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(override, named):
@@ -245,6 +261,34 @@ def test_a_choice_that_does_not_exist_is_named_with_the_others(override):
     with pytest.raises(ValueError, match=f"{override}: not one of .*"):
         rewrite_overrides([override])
     assert rewrite_overrides(["experiment=null", "hydra/launcher=x"]) == ["hydra/launcher=x"]
+
+
+@pytest.mark.parametrize("key", ["data.sources.a b.path", "data.sources.ünï.path", "data..x"])
+def test_what_can_be_no_key_is_told_what_a_key_is(key):
+    with pytest.raises(ValueError, match=f"'{key}' is no key; keys are names of letters"):
+        rewrite_arguments([f"{key}=x"])
+    with pytest.raises(ValueError, match=f"'{key}' is no key"):
+        rewrite_arguments([f"{key}=1,2", "-m"])
+
+
+@pytest.mark.parametrize("typed", ["b.txt", "a/b c.txt", "step", "+step", ""])
+def test_what_is_no_setting_is_told_how_settings_are_given(typed):
+    with pytest.raises(
+        ValueError, match=r"not KEY=VALUE.* data\.files='\[a\.txt,b\.txt\]'"
+    ) as error:
+        rewrite_arguments(["data.files=a.txt", typed])
+    assert str(error.value).startswith(shlex.quote(typed))
+
+
+def test_an_interrupt_while_the_command_starts_is_one_message(monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("conf.cli.rewrite_arguments", interrupted)
+    with pytest.raises(SystemExit) as left:
+        hydra_main("prepare", PrepareSettings)(lambda settings: None)()
+    assert left.value.code == 130
+    assert capsys.readouterr().err.startswith("interrupted; the same command goes on")
 
 
 def test_another_copy_of_a_preset_is_added_under_a_new_name():

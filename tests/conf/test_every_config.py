@@ -24,6 +24,7 @@ NEEDED = {  # what a file leaves to the user on purpose
     ("data", "hub"): ["data.hub=someone/something"],
     ("data", "prepared"): ["data.dir=prepared/something"],
     ("data", "mixture"): ["data.sources={web:{path:prepared/web}}"],
+    ("tokenizer", "hf_json"): ["tokenizer.path=gpt2/tokenizer.json"],
 }
 COMMANDS = {
     "train": TrainSettings,

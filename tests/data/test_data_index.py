@@ -63,6 +63,11 @@ def truncate(folder, name):
         (lambda f: (f / "train-00000.bin").unlink(), r"train-00000\.bin: it is missing"),
         (lambda f: (f / "train-documents.npy").unlink(), r"train-documents\.npy: it is missing"),
         (lambda f: truncate(f, "train-documents.npy"), r"train-documents\.npy: "),
+        (lambda f: (f / "train-documents.npy").write_bytes(b""), r"train-documents\.npy: "),
+        (
+            lambda f: (f / "train-documents.npy").write_bytes(b"\x93NUMPY\x01\x00\x02\x00{("),
+            r"train-documents\.npy: ",
+        ),
         (
             lambda f: np.save(f / "train-documents.npy", np.array([0, 4], dtype=np.int32)),
             r"train-documents\.npy: it holds int32",

@@ -19,7 +19,7 @@ def spooled(tmp_path, tokenizer):
     """Writes a folder with a tokenizer and one part whose training documents are these texts."""
 
     def write(texts):
-        tokenizer.save(tmp_path / "tokenizer.model")
+        tokenizer.save(tmp_path)
         part_folder(tmp_path, 0).mkdir(exist_ok=True)
         data = [text.encode() for text in texts]
         (part_folder(tmp_path, 0) / "spool").write_bytes(b"".join(data))
@@ -99,7 +99,7 @@ def test_a_cut_that_may_change_tokens_falls_between_characters(spooled, tokenize
     tokenizer = Tokenizer.train(["δδδδ δδδδδδδδ"] * 20, tokenizer_config(vocab_size=268))
     text = "δ" * 1000
     folder, ranges = spooled([text])
-    tokenizer.save(folder / "tokenizer.model")
+    tokenizer.save(folder)
     ids, _, cuts = encoded(folder, ranges, 333)
     assert cuts == 5
     assert tokenizer.decode(ids) == text

@@ -138,8 +138,8 @@ def test_json_has_no_colours(folder):
 @pytest.mark.parametrize(
     ("place", "named"),
     [
-        (["world=3"], "A batch of 4 rows cannot be shared equally by 3 ranks"),
-        (["world=2", "rank=2"], "rank 2 is outside"),
+        (["world=3"], "world=3: that step has 4 rows, which are shared equally by 1, 2, 4 ranks"),
+        (["world=2", "rank=2"], "rank=2: with world=2 there are ranks 0 to 1"),
         (["world=2", "row=2"], "row=2: rank 0 of 2 has rows 0 to 1"),
         (["step=1e9"], "step=1000000000: the run has steps 1 to"),
     ],

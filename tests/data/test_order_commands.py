@@ -70,3 +70,20 @@ def test_control_characters_are_shown_and_colours_only_where_asked(shown):
     assert "\x1b[" in colored
     assert "⟦" not in colored
     assert inspect_command._visible("a\x1b[2J\tb\n\x7f") == "a␛[2J\tb\n␡"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rank=1"], "rank=1: with world=1 there are ranks 0 to 0; give another rank"),
+        (["rank=3", "world=3"], "rank=3: with world=3 there are ranks 0 to 2"),
+        (["world=5"], "world=5: that step has 36 rows, which are shared equally by 1, 2, 3, 4, 6,"),
+        (["world=3", "row=12"], "row=12: rank 0 of 3 has rows 0 to 11 in that step"),
+    ],
+)
+def test_ranks_and_rows_that_there_are_not_are_told_by_their_settings(
+    shown, monkeypatch, capsys, overrides, message
+):
+    with pytest.raises(SystemExit):
+        shown(*overrides)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {message}")

@@ -152,7 +152,8 @@ def test_a_part_and_merging_at_once_are_refused(arguments):
         ("3", "shard=3 is not a part and their number, such as shard=0/64"),
         ("-1/4", "shard=-1/4 is not a part"),
         ("4/4", "the 4 parts are 0/4 to 3/4; an array of SLURM counts them with --array=0-3"),
-        ("0/0", "the 0 parts"),
+        ("0/0", "shard=0/0 is not a part"),
+        ("0/-1", "shard=0/-1 is not a part"),
     ],
 )
 def test_a_part_that_there_is_not_is_refused(text, message):
@@ -160,9 +161,16 @@ def test_a_part_that_there_is_not_is_refused(text, message):
         parse_part(text)
 
 
+def test_a_number_alone_is_told_what_a_part_is(arguments):
+    data, tokenizer = arguments()
+    with pytest.raises(ValueError, match="3 is not a part and their number, such as shard=0/64"):
+        PrepareSettings(data=data, tokenizer=tokenizer, shard=3, merge=False)
+
+
 def test_mistakes_are_named_before_any_work(arguments, tmp_path):
     with pytest.raises(ValueError, match=r"has 40 files, which cannot be shared by 41 tasks"):
         do((0, 41), arguments())
+    assert not Path(arguments()[0].root).exists()
     with pytest.raises(ValueError, match=r"no part of .* was prepared with these settings"):
         merge_parts(*arguments("other"))
     do((0, 2), arguments())

@@ -92,6 +92,18 @@ def test_index_counts_agree_with_the_files(settings):
     assert index.validation.unigram_nats_per_token == pytest.approx(entropy, rel=1e-12)
 
 
+def test_names_that_are_no_unicode_text_are_written_as_such(settings, text_folder):
+    text = (text_folder / "00.txt").read_bytes()
+    for name in (b"\xff copy.txt", b"new\nline.txt"):  # the longest, and copies of one another
+        Path(os.fsdecode(os.fsencode(text_folder) + b"/" + name)).write_bytes(text * 2)
+    Path(os.fsdecode(os.fsencode(text_folder) + b"/\xfe.txt")).touch()
+    index = read_index(make(settings()))
+    first = r"\udcff copy.txt"
+    assert index.duplicates.examples == [f"{first} = new line.txt"]
+    assert {item.name for item in index.longest} >= {first, "new line.txt"}
+    assert index.rejected.examples == {"empty": [r"\udcfe.txt"]}
+
+
 def test_special_strings_in_the_text_stay_text(settings, text_folder):
     """The text files hold "</s>" many times; it never becomes the end token."""
     folder = make(settings())
@@ -233,7 +245,7 @@ def test_a_tokenizer_file_is_used_and_told_apart_by_its_contents(
 ):
     data, _ = settings()
     for name in ("a.model", "b.model"):
-        tokenizer.save(tmp_path / name)
+        (tmp_path / name).write_bytes(tokenizer.model)
     folder = make((data, tokenizer_config(path=str(tmp_path / "a.model"))))
     assert read_index(folder).tokenizer_fingerprint == tokenizer.fingerprint
     assert make((data, tokenizer_config(path=str(tmp_path / "b.model")))) == folder
@@ -328,6 +340,38 @@ def test_an_explicit_folder_from_another_source_is_refused(settings, text_folder
 def test_an_explicit_folder_that_is_none_is_refused(settings, tmp_path):
     with pytest.raises(ValueError, match=r"is not a prepared data set: it has no index\.json"):
         make(settings(files=None, dir=str(tmp_path)))
+
+
+def test_what_an_explicit_folder_was_not_prepared_with_is_refused(settings, text_folder):
+    (text_folder / "copy.txt").write_bytes((text_folder / "07.txt").read_bytes())
+    kept, dropped = make(settings()), make(settings(drop_duplicates=True))
+    as_it_is = {"files": None, "drop_duplicates": True}
+    assert make(settings(**as_it_is, dir=str(dropped))) == dropped
+    with pytest.raises(ValueError, match=r"drop_duplicates=true: data\.dir=.* with 1 of them"):
+        make(settings(**as_it_is, dir=str(kept)))
+    other = make(settings(vocab_size=340)) / "tokenizer.model"
+    data, tokenizer = settings(files=None, dir=str(kept))
+    for path in (str(kept / "tokenizer.model"), None):
+        make((data, tokenizer.model_copy(update={"path": path})))
+    with pytest.raises(ValueError, match=r"^tokenizer\.path=.*: data\.dir=.* keeps it"):
+        make((data, tokenizer.model_copy(update={"path": str(other)})))
+
+
+def test_a_vocabulary_of_much_text_is_told(settings, monkeypatch, capsys):
+    make(settings())
+    assert "vocabulary" not in capsys.readouterr().err
+    monkeypatch.setattr("data.plan._SLOW_SAMPLE", 20_000)
+    make(settings(vocab_size=331))
+    assert "note: a vocabulary of 331 ids is trained on 0 MB" in capsys.readouterr().err
+
+
+def test_a_prepared_data_set_among_the_files_is_refused(settings, text_folder):
+    given = {"files": f"{text_folder}/**/*", "root": str(text_folder / "prepared")}
+    folder = make(settings(**given))
+    with pytest.raises(ValueError, match=r"is a prepared data set, no text\. Give") as error:
+        make(settings(**given, skip_bad_records=True))
+    assert str(folder) in str(error.value)
+    assert make(settings(**given | {"files": f"{text_folder}/*.txt"})) == folder
 
 
 # --- small corpora

@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,60 @@ def test_a_glob_that_matches_nothing_is_named_with_the_folder(tmp_path, monkeypa
         files_source(["sub"], "text")
 
 
+@pytest.mark.parametrize("pattern", ["**/*.txt", "*/*.txt", "*/b.txt", "*/*/c.txt"])
+def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch, pattern):
+    for name in ("a.txt", "open/b.txt", "open/deep/c.txt", "closed/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    files_source([f"{tmp_path}/{pattern}"], "text")
+    # Root may read everything, so that modes of files would test nothing.
+    monkeypatch.setattr(os, "access", lambda path, mode: "closed" not in str(path))
+    with pytest.raises(PermissionError) as error:
+        files_source([f"{tmp_path}/{pattern}"], "text")
+    assert error.value.filename == str(tmp_path / "closed")
+    files_source([f"{tmp_path}/open/**/*.txt"], "text")
+
+
+def test_a_link_into_nowhere_and_a_pipe_are_not_passed_over(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert texts(files_source([f"{tmp_path}/*"], "text")) == ["x", "x"]
+    (tmp_path / "b.txt").unlink()
+    (tmp_path / "b.txt").symlink_to("gone")
+    with pytest.raises(ValueError, match=r"/b\.txt is a link that leads nowhere"):
+        files_source([f"{tmp_path}/*.txt"], "text")
+    os.mkfifo(tmp_path / "c.md")
+    with pytest.raises(ValueError, match=r"/c\.md is no regular file"):
+        files_source([f"{tmp_path}/c.*"], "text")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.txt.gz", "A.JSON.GZ", "a.parquet.xz"])
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_compressed_files_are_refused_before_they_are_read(tmp_path, name, skip_bad):
+    (tmp_path / name).write_bytes(b"\x28\xb5")
+    with pytest.raises(ValueError, match=rf"/{name} is compressed; .* only \.jsonl\.gz is read"):
+        files_source([f"{tmp_path}/*"], "text", skip_bad)
+
+
+def test_kinds_of_files_are_known_in_capitals_too(tmp_path):
+    write_jsonl(tmp_path / "A.JSONL", [{"text": "one"}])
+    (tmp_path / "B.Jsonl.GZ").write_bytes(gzip.compress(b'{"text": "two"}\n'))
+    Dataset.from_dict({"text": ["three"]}).to_parquet(tmp_path / "c.parquet")
+    (tmp_path / "c.parquet").rename(tmp_path / "C.PARQUET")
+    assert texts(files_source([f"{tmp_path}/*"], "text")) == ["one", "two", "three"]
+
+
+def test_records_that_are_read_as_text_are_told(tmp_path, capsys):
+    for name in ("a.txt", "b.json", "c.CSV"):
+        (tmp_path / name).write_text('{"text": "x"}')
+    assert texts(files_source([f"{tmp_path}/*"], "text")) == ['{"text": "x"}'] * 3
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"note: 2 files such as {tmp_path}/b.json are read as text, one document"
+    )
+    assert "records are read from .jsonl, .jsonl.gz, .parquet, .arrow" in told
+
+
 def test_empty_documents_and_files_are_reported(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [{"text": ""}, {"text": "x"}])
     (tmp_path / "b.jsonl").write_text("\n")
@@ -164,6 +219,7 @@ def test_the_byte_named_in_an_error_counts_the_mark(tmp_path):
         ('{"text": null}', r"record 2 has NoneType None in column 'text'"),
         ('["x"]', r"record 2 is list, not an object"),
         ('{"text": "x"', r"record 2 is not JSON"),
+        ("[" * 100_000, r"record 2 is not JSON"),
         (r'{"text": "a\ud800"}', r"record 2: The text holds the lone surrogate U\+D800"),
     ],
 )
@@ -222,6 +278,24 @@ def test_a_data_set_by_name_is_streamed_in_order(tmp_path, data_config):
     ]:
         with pytest.raises(ValueError, match=message):
             list(hub_source(data_config(hub=str(tmp_path), **change)).documents())
+
+
+def test_a_folder_of_save_to_disk_is_read_as_the_message_says(tmp_path, data_config):
+    folder = tmp_path / "my data"
+    Dataset.from_dict({"text": TEXTS}).save_to_disk(folder)
+    with pytest.raises(ValueError, match="was written by `save_to_disk`") as error:
+        hub_source(data_config(hub=str(folder)))
+    typed = shlex.split(str(error.value))[-1]
+    assert texts(files_source([typed.removeprefix("data.files=").strip("'")], "text")) == TEXTS
+
+
+def test_a_local_folder_with_several_kinds_of_files_is_told(tmp_path, data_config, capsys):
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
+    hub_source(data_config(hub=str(tmp_path)))
+    assert capsys.readouterr().err == ""
+    (tmp_path / "b.txt").write_text("y")
+    hub_source(data_config(hub=str(tmp_path)))
+    assert "files of several kinds (.txt, .jsonl)" in capsys.readouterr().err
 
 
 def test_an_unreachable_hub_is_one_clear_error(data_config):

@@ -10,7 +10,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.tokenizer import ESCAPE, MARKER, PART_CHARACTERS, Tokenizer
+from data.cutting import PART_CHARACTERS
+from data.marker import ESCAPE, MARKER
+from data.tokenizer import Tokenizer
 
 PROBES = [
     "a\tb\nc",
@@ -130,8 +132,8 @@ def test_same_text_and_settings_train_the_same_model(tokenizer_config, code_text
 
 
 def test_saved_tokenizer_loads_again(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "t.model")
-    loaded = Tokenizer.load(tmp_path / "t.model")
+    assert tokenizer.save(tmp_path) == tmp_path / "tokenizer.model"
+    loaded = Tokenizer.load(tmp_path / "tokenizer.model")
     assert loaded.fingerprint == tokenizer.fingerprint
     assert loaded.encode("x = 1") == tokenizer.encode("x = 1")
 

@@ -39,6 +39,15 @@ def test_enough_small_documents_reach_the_wanted_size():
     assert result.notes == []
 
 
+def test_a_text_that_is_trained_on_in_a_copy_is_told():
+    keys = [family_key(0, name) for name in ("a", "b", "b")]
+    told = assign(np.array(keys, dtype=np.uint64), np.array([5, 900, 900]), 100).notes
+    assert told[-1].startswith("The longest document has 1 others with the same text")
+    told = assign(np.array(keys[:2], dtype=np.uint64), np.array([5, 900]), 100).notes
+    assert len(told) == 1
+    assert "the end of the longest one is the validation document" in told[0]
+
+
 def test_a_large_family_is_never_held_out():
     for seed in range(20):
         names = ["big", *map(str, range(99))]

@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 # One thread per test process: the processes share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: train test test-long format clean
+.PHONY: train test test-long test-slurm format clean
 
 # Trains the quickstart model; giving the command again continues it.
 train: $(INSTALLED)
@@ -17,11 +17,15 @@ train: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not slurm"
 
 # The large cases: kernels interpreted over a grid, more GPUs compiled for, processes killed.
 test-long: $(INSTALLED)
 	$(PYTEST) -m long
+
+# Jobs on a SLURM of two nodes that the tests start themselves, from Debian's packages, as root.
+test-slurm: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m slurm tests/slurm
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@
 """
 
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conf.cli import hydra_main, override
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # heavy imports wait until the settings hold
     from data.module import PackedDataModule
     from data.sets import Sets
     from model.network import LanguageModel
+    from model.training.budget import Plan
     from model.training.metrics import Metrics
     from model.training.run_folder import RunFolder
     from model.training.stages import Stage
@@ -37,15 +39,26 @@ if TYPE_CHECKING:  # heavy imports wait until the settings hold
 def check_job(settings: TrainSettings) -> "Path":
     """Checks one job of a sweep; returns its run's folder, which no two jobs may share."""
     from data.sets import check_given
+    from model.training.ranks import ranks
 
-    folder = check_settings(settings)[1].path
-    check_given(settings.data, settings.tokenizer)
-    return folder
+    def checked() -> "Path":
+        folder = check_settings(settings)[1].path
+        check_given(settings.data, settings.tokenizer)
+        return folder
+
+    return ranks().decided(checked)
 
 
 @hydra_main("train", TrainSettings, check=check_job)
 def main(settings: TrainSettings) -> None:
-    settings, folder, device, allowed = check_settings(settings)
+    from model.training.ranks import ranks
+
+    team = ranks()
+    settings, folder, device, allowed, processes = team.decided(lambda: check_settings(settings))
+    if processes > 1 and team.place.world == 1:
+        from model.training.launch import launch, this_command
+
+        sys.exit(launch(this_command(), processes))
 
     from rich import print as rich_print
 
@@ -61,43 +74,71 @@ def main(settings: TrainSettings) -> None:
     from model.training.stage_table import stage_table
     from model.training.stages import stages_of, total_steps
 
-    sets = prepared_sets(settings.data, settings.tokenizer)
-    begun = resumable(folder.checkpoints)
-    model = build_model(settings, sets, begun)
-    check_kernels(model, settings.trainer.precision, device)
+    sets, begun = team.decided(
+        lambda: (prepared_sets(settings.data, settings.tokenizer), resumable(folder.checkpoints))
+    )
+    model = build_model(settings, sets, begun, team.is_first)
     trainer, seq_len = settings.trainer, settings.data.seq_len
     record = folder.path / "budget.json"
-    plan = planned(record, model, settings.optimizer, trainer, seq_len, device, begun)
-    if plan.tokens < trainer.tokens:
-        check_schedule(settings.schedule, plan.tokens, trainer.minutes)
+
+    def plan_length() -> "Plan":
+        check_kernels(model, settings.trainer.precision, device)
+        world = team.place.world
+        plan = planned(record, model, settings.optimizer, trainer, seq_len, device, begun, world)
+        if plan.tokens < trainer.tokens:
+            check_schedule(settings.schedule, plan.tokens, trainer.minutes)
+        return plan
+
+    plan = team.decided(plan_length)
     stages = stages_of(trainer, seq_len, plan.tokens)
     # Opened before the run's folder: text that is too short, or a weight too small, leaves none.
     weights = weights_of(settings.data, sets)
     data = PackedDataModule(
-        sets, settings.data, weights, row_stages(stages), val_rows=trainer.validation_rows
+        sets,
+        settings.data,
+        weights,
+        row_stages(stages),
+        val_rows=trainer.validation_rows,
+        val_batches=trainer.validation_batches,
     )
-    if len(stages) > 1:
-        rich_print(stage_table(stages))
-    rich_print(epoch_table(data.train, sets, total_steps(stages)))
-    for line in repeats(data.train, total_steps(stages)):
-        print(line, file=sys.stderr)
-    with located(folder.path):
-        folder.open(settings, allowed, FORCEABLE)
-        with folder.locked():
-            done = step_of(latest(folder.checkpoints)) if begun else 0
+    if team.is_first:
+        if len(stages) > 1:
+            rich_print(stage_table(stages))
+        rich_print(epoch_table(data.train, sets, total_steps(stages)))
+        for line in repeats(data.train, total_steps(stages)):
+            print(line, file=sys.stderr)
+    with located(folder.path), ExitStack() as held:
+
+        def open_run() -> tuple["Path | None", dict[str, Any]]:
+            """The checkpoint to continue from, and the run's configuration."""
+            folder.open(settings, allowed, FORCEABLE)
+            held.enter_context(folder.locked())
+            # Under the lock: another process may have trained while this one measured.
+            start = latest(folder.checkpoints) if resumable(folder.checkpoints) else None
+            done = step_of(start) if start else 0
             bind(folder.path, sets, force=settings.data.force, step=done)
             plan.keep(record)
-            train(settings, folder, model, sets, data, stages, device.type)
+            return start, folder.config()
+
+        start, config = team.decided(open_run)
+        try:
+            train(
+                settings, folder, config, model, sets, data, stages, device.type, processes, start
+            )
+        except SystemExit:  # saved and stopped
+            team.end_together()
+            raise
 
 
 def check_settings(
     settings: TrainSettings,
-) -> tuple[TrainSettings, "RunFolder", "torch.device", list[str]]:
+) -> tuple[TrainSettings, "RunFolder", "torch.device", list[str], int]:
     """Everything that can be checked before the data is read.
 
     Returns:
-        the settings with every `auto` of the trainer replaced, the run's folder, the device, and
-        the keys that may differ from the saved ones of a run that is continued.
+        the settings with every `auto` of the trainer replaced, the run's folder, the device, the
+        keys that may differ from the saved ones of a run that is continued, and the number of
+        processes per node.
 
     Raises:
         ValueError: what is wrong, what is allowed, what to type.
@@ -119,11 +160,15 @@ def check_settings(
     from model.network import LanguageModel
     from model.training.checkpoints import resumable
     from model.training.device import pick_device, resolve
+    from model.training.devices import check_shared, processes_per_node
     from model.training.kernel_check import check_choice
     from model.training.load import checkpoint_of
     from model.training.memory import check_memory
+    from model.training.ranks import ranks
 
     device = pick_device(settings.trainer.device)
+    processes = processes_per_node(settings.strategy, ranks().place, device)
+    check_shared(stages, processes * settings.strategy.nodes)
     saved = folder.config(TrainSettings) if folder.exists else None
     trainer = resolve(settings.trainer, device, saved and saved["trainer"])
     settings = settings.model_copy(update={"trainer": trainer})
@@ -147,13 +192,16 @@ def check_settings(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         check_memory(model, stage, device)
-    return settings, folder, device, allowed
+    return settings, folder, device, allowed, processes
 
 
-def build_model(settings: TrainSettings, sets: "Sets", begun: bool) -> "LanguageModel":
+def build_model(
+    settings: TrainSettings, sets: "Sets", begun: bool, is_first: bool
+) -> "LanguageModel":
     """The network with its first weights, or those of `run.init_from`; prints the layer table.
 
     begun: the run has a checkpoint of its own and needs no other one; that may be gone.
+    is_first: the process that prints.
 
     Raises:
         ValueError: the weights of `run.init_from` are for another tokenizer or architecture.
@@ -177,38 +225,50 @@ def build_model(settings: TrainSettings, sets: "Sets", begun: bool) -> "Language
         if origin is not None:
             given = settings.data.dir is not None or settings.data.sources is not None
             check_tokenizer(origin.path, data_folder, index, given)
-        else:
+        elif is_first:
             print(f"note: {source} is in no run's folder, so that its tokenizer is not known")
         load_weights(model, source)
-    rich_print(layer_table(model, settings.data.seq_len))
+    if is_first:
+        rich_print(layer_table(model, settings.data.seq_len))
     return model
 
 
 def train(
     settings: TrainSettings,
     folder: "RunFolder",
+    config: dict[str, Any],
     model: "LanguageModel",
     sets: "Sets",
     data: "PackedDataModule",
     stages: "Sequence[Stage]",
     accelerator: str,
+    processes: int,
+    start: "Path | None",
 ) -> None:
-    """Trains all `stages`, from the run's newest checkpoint if there is one."""
+    """Trains all `stages`, from the checkpoint `start` if there is one.
+
+    config: of the run, as it is saved.
+    processes: per node.
+    """
     _quiet_lightning()
     import lightning as L
-    from lightning.pytorch.plugins.environments import LightningEnvironment
+    import torch
 
     from data.sets import validation_sets
     from model.training.catch_up import CatchUpValidation, validate_last_step
-    from model.training.checkpoints import Checkpoints, latest, resumable
+    from model.training.checkpoints import Checkpoints
     from model.training.metrics import Metrics
     from model.training.module import TrainingModule, ValidationSet
     from model.training.progress import Progress
+    from model.training.ranks import ranks
     from model.training.stages import total_steps
     from model.training.stop import Stop, StopRequested
     from model.training.stop_at_step import StopAtStep
+    from model.training.strategies import BraidEnvironment, lightning_strategy
     from model.training.tracking import make_tracker
 
+    team = ranks()
+    team.connect(torch.device(accelerator))
     options = settings.trainer
     module = TrainingModule(
         model,
@@ -220,15 +280,13 @@ def train(
     )
     if options.compile == "on":
         model.compile_blocks()
-        if accelerator == "cpu":
+        if accelerator == "cpu" and team.is_first:
             print(
                 "note: trainer.compile=on: the first step and the first validation compile each "
                 "kind of block, which takes a CPU a minute or so per kind",
                 flush=True,
             )
-    # Looked up under the lock: another process may have trained while this one measured.
-    start = latest(folder.checkpoints) if resumable(folder.checkpoints) else None
-    tracker = make_tracker(settings.logger, folder, folder.config(), rank=0)
+    tracker = make_tracker(settings.logger, folder, config, team.place.rank)
     metrics = Metrics(folder.metrics_file, settings.logger.log_every, tracker, data.train.epochs)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -239,14 +297,15 @@ def train(
     )
     trainer = L.Trainer(
         accelerator=accelerator,
-        devices=1,
-        plugins=[LightningEnvironment()],
+        strategy=lightning_strategy(settings.strategy),
+        devices=processes,
+        num_nodes=settings.strategy.nodes,
+        plugins=[BraidEnvironment(team.place)],
         precision=options.precision,
         max_steps=total_steps(stages),
         max_epochs=-1,
         val_check_interval=options.validate_every,
         check_val_every_n_epoch=None,
-        limit_val_batches=options.validation_batches,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
         enable_checkpointing=False,
@@ -268,8 +327,11 @@ def train(
                 trainer.fit(module, data, ckpt_path=start)
                 validate_last_step(trainer, module, data, folder.metrics_file)
             except StopRequested as stopped:
-                print(stopped, file=sys.stderr)
+                if team.is_first:
+                    print(stopped, file=sys.stderr)
                 sys.exit(stop.exit_code)
+        if not team.is_first:
+            return
         upload = [tracker.upload_command] if tracker.upload_command else []
         steps = trainer.global_step
         module.enter_stage(max(0, steps - 1))  # a finished run has not been in any
@@ -341,6 +403,7 @@ def _quiet_lightning() -> None:
     # Rows are read from memory maps: loader processes would only cost start-up time.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # these sums are over all ranks
 
 
 if __name__ == "__main__":

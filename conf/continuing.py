@@ -11,6 +11,7 @@ MAY_CHANGE = (
     "run.name",
     "run.root",
     "logger",
+    "strategy",
     "data.root",
     "data.processes",
     "data.verify",

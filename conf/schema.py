@@ -1,13 +1,18 @@
 """The typed schema of the commands' whole configurations: one field per key of conf/*.yaml."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from conf.settings import Count, CountOrZero, Fraction, Settings, Text
 from data.config import DataConfig, TokenizerConfig
 from model.config import ModelSettings
-from model.training.config import OptimizerSettings, ScheduleSettings, TrainerSettings
+from model.training.config import (
+    OptimizerSettings,
+    ScheduleSettings,
+    StrategySettings,
+    TrainerSettings,
+)
 from model.training.tracking import LoggerSettings
 
 
@@ -24,6 +29,8 @@ class RunSettings(Settings):
 class TrainSettings(Settings):
     """`python train.py`"""
 
+    before: ClassVar = {"strategy": {"kind": "single", "devices": 1, "nodes": 1}}
+
     run: RunSettings
     seed: CountOrZero
     model: ModelSettings
@@ -32,6 +39,7 @@ class TrainSettings(Settings):
     optimizer: OptimizerSettings
     schedule: ScheduleSettings
     trainer: TrainerSettings
+    strategy: StrategySettings
     logger: LoggerSettings
 
 

@@ -37,6 +37,8 @@ class PackedDataModule(LightningDataModule):
     weights: of the sources.
     stages: what an optimizer step reads, see `data.rows`.
     val_rows: rows per validation batch and rank.
+    val_batches: how many such batches one rank alone would validate; several share their rows.
+        None: all rows.
     start_step: gives the first optimizer step to serve; None: the trainer's `global_step`.
     rank, world: this process among the data-parallel ones; None: the trainer's.
     Raises ValueError if the rows of a step are not a multiple of the number of ranks (when loaders
@@ -51,6 +53,7 @@ class PackedDataModule(LightningDataModule):
         stages: Sequence[RowStage],
         *,
         val_rows: int,
+        val_batches: int | None = None,
         start_step: Callable[[], int] | None = None,
         rank: int | None = None,
         world: int | None = None,
@@ -63,6 +66,7 @@ class PackedDataModule(LightningDataModule):
         ]
         self.data = data
         self.val_rows = val_rows
+        self.val_batches = val_batches
         self._start_step = start_step or (lambda: self.trainer.global_step)
         self._rank = rank
         self._world = world
@@ -80,7 +84,7 @@ class PackedDataModule(LightningDataModule):
         )
 
     def val_dataloader(self) -> list[DataLoader]:
-        """One loader per source: all validation rows in order, shared out over the ranks.
+        """One loader per source: its validation rows in order, shared out over the ranks.
 
         Every rank gets equally many batches of the same shape, as collectives need: missing rows
         are padding without targets. `samples` are row numbers, of missing rows -1.
@@ -88,7 +92,8 @@ class PackedDataModule(LightningDataModule):
         return [self._val_loader(split) for split in self.validation]
 
     def _val_loader(self, split: PackedSplit) -> DataLoader:
-        batches = ValidationBatches(split, self.val_rows, *self._place())
+        most = None if self.val_batches is None else self.val_batches * self.val_rows
+        batches = ValidationBatches(split, self.val_rows, *self._place(), most)
         return DataLoader(
             batches,
             batch_size=None,
@@ -161,24 +166,28 @@ class ReadError(ValueError):
 class ValidationBatches(Dataset):
     """Batch b of rank r of W: rows [(b W + r) R, (b W + r + 1) R) of the split.
 
-    R is `batch_rows`, or what a rank has of the split, if that is less.
+    R is `batch_rows`, or what a rank has of the split, if that is less. Only the first `most` rows
+    of the split are used.
     """
 
-    def __init__(self, rows: PackedSplit, batch_rows: int, rank: int, world: int) -> None:
+    def __init__(
+        self, rows: PackedSplit, batch_rows: int, rank: int, world: int, most: int | None = None
+    ) -> None:
         if batch_rows < 1:
             raise ValueError(f"A validation batch needs at least 1 row, not {batch_rows}.")
         self.rows = rows
+        self.used = len(rows) if most is None else min(most, len(rows))
         # More rows than the ranks' shares of the split would only be padding.
-        self.batch_rows = min(batch_rows, max(1, -(-len(rows) // world)))
+        self.batch_rows = min(batch_rows, max(1, -(-self.used // world)))
         self.rank = rank
         self.world = world
 
     def __len__(self) -> int:
-        return -(-len(self.rows) // (self.batch_rows * self.world))
+        return -(-self.used // (self.batch_rows * self.world))
 
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world + self.rank) * self.batch_rows
-        samples = [i if i < len(self.rows) else -1 for i in range(first, first + self.batch_rows)]
+        samples = [i if i < self.used else -1 for i in range(first, first + self.batch_rows)]
         rows = [self.rows.empty_row() if i < 0 else self.rows[i] for i in samples]
         batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         return batch | {"samples": torch.tensor(samples)}

@@ -54,6 +54,7 @@ def planned(
     seq_len: int,
     device: torch.device,
     begun: bool,
+    world: int = 1,
 ) -> Plan:
     """The run's length, from `record` or by measuring; says so when it is less than asked for.
 
@@ -61,6 +62,7 @@ def planned(
         record: the run's file that keeps the plan; nothing is written here.
         seq_len: tokens per row.
         begun: the run has trained already, by its record.
+        world: processes that train; one of them is measured.
 
     Raises:
         ValueError: `record` is damaged, or missing where the run has begun.
@@ -74,7 +76,7 @@ def planned(
         seconds = min(trainer.minutes * 60 * _MEASURED_SHARE, _MOST_SECONDS)
         if seconds > 3:
             print(f"measuring the machine's speed for {seconds:.0f} s", flush=True)
-        speed = training_speed(model, optimizer, trainer, seq_len, device, seconds)
+        speed = world * training_speed(model, optimizer, trainer, seq_len, device, seconds, world)
         plan = Plan(fitting_tokens(trainer, speed), round(speed, 1))
     if plan.tokens < trainer.tokens:
         print(
@@ -108,16 +110,18 @@ def training_speed(
     seq_len: int,
     device: torch.device,
     seconds: float,
+    world: int = 1,
 ) -> float:
     """Tokens per second of optimizer steps of a copy of `model` on random tokens; the median.
 
     seconds: how long to measure, at least 3 steps, after a first one that warms up.
+    world: processes that share a step; this one measures its own part.
     """
     copied = copy.deepcopy(model).to(device)
     if trainer.compile == "on":
         copied.compile_blocks()
     stepper = build_optimizer(optimizer, copied, trainer.precision)
-    rows = trainer.micro_batch_rows or trainer.batch_tokens // seq_len
+    rows = trainer.micro_batch_rows or trainer.batch_tokens // seq_len // world
     tokens = torch.randint(model.vocab_size, (rows, seq_len), device=device)
     # Two documents per row: one would take shortcuts that few batches can.
     segments = (torch.arange(seq_len, device=device) >= seq_len // 2).long().repeat(rows, 1)

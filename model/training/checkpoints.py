@@ -11,6 +11,7 @@ written and read goes through `checkpoint_io.py`.
 
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -32,6 +33,9 @@ from model.training.files import sync_folder, write_atomic
 LATEST = "latest"
 BEST = "best"
 METRIC = "val_bits_per_byte"
+PROGRESS = "BRAID_PROGRESS"
+"""Environment variable with a file to write each saved step into: a batch script that sees it
+unchanged after a failure knows that another start would fail as well."""
 _WRITTEN_AGAIN = "remove it; the next validation writes it again"
 
 
@@ -160,8 +164,10 @@ class Checkpoints(Callback):
         if failure is None and trainer.is_global_zero:
             try:
                 write_atomic(self.folder / LATEST, path.name + "\n")
+                if progress := os.environ.get(PROGRESS):
+                    write_atomic(Path(progress), f"{step_of(path)}\n")
             except OSError as error:
-                return f"could not write {self.folder / LATEST}: {error}."
+                return f"could not write {error.filename}: {error}."
         return failure
 
     def _thin_out(self) -> None:

@@ -205,3 +205,15 @@ class TrainerSettings(Settings):
                 "trainer.batch_tokens"
             )
         return self
+
+
+class StrategySettings(Settings):
+    """On which devices a run trains, and what each of them holds."""
+
+    kind: Literal["single", "ddp"] = Field(
+        description="single: one process. ddp: one process per device, each with the whole model"
+    )
+    devices: Count | Literal["auto"] = Field(
+        description="devices per node; auto: all of them, or as many as there are processes"
+    )
+    nodes: Count = Field(description="machines; beyond 1 the processes are started by srun")

@@ -8,10 +8,12 @@ the decision about non-finite gradients and the schedule belong to the optimizer
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
 from model.network import LanguageModel
@@ -87,9 +89,11 @@ class TrainingModule(L.LightningModule):
         share = self.trainer.world_size / targets.clamp(min=1)
 
         cross_entropy = torch.zeros((), device=self.device)
-        for micro in micro_batches(batch, stage.micro_batch_rows):
+        micros = list(micro_batches(batch, stage.micro_batch_rows))
+        for number, micro in enumerate(micros, start=1):
             loss, summed = self._loss(micro)
-            self.manual_backward(loss * share)
+            with nullcontext() if number == len(micros) else self._gradients_kept():
+                self.manual_backward(loss * share)
             cross_entropy += summed
 
         optimizer = self.optimizers()
@@ -186,6 +190,13 @@ class TrainingModule(L.LightningModule):
                 "before them. Try a lower optimizer.lr, a longer schedule.warmup or "
                 "trainer.precision=32-true."
             )
+
+    def _gradients_kept(self) -> AbstractContextManager:
+        """Ranks exchange gradients once per step, not for each of its micro-batches."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ParallelStrategy):
+            return strategy.block_backward_sync()
+        return nullcontext()
 
     def _sum_over_ranks(self, value: Tensor) -> Tensor:
         if self.trainer.world_size == 1:

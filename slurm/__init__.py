@@ -1,0 +1,1 @@
+"""Batch scripts of SLURM, and the commands around them."""

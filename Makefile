@@ -25,7 +25,7 @@ test-long: $(INSTALLED)
 
 # Jobs on a SLURM of two nodes that the tests start themselves, from Debian's packages, as root.
 test-slurm: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m slurm tests/slurm
+	$(BIN)/python -m pytest -q -rs -m slurm tests/slurm
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -268,7 +268,6 @@ def train(
     from model.training.tracking import make_tracker
 
     team = ranks()
-    team.connect(torch.device(accelerator))
     options = settings.trainer
     module = TrainingModule(
         model,
@@ -316,6 +315,8 @@ def train(
     )
     with tracker:
         with Stop() as stop:
+            team.meet(stop)
+            team.connect(torch.device(accelerator))
             trainer.callbacks += [
                 metrics,
                 Progress(stages),

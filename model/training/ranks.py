@@ -7,12 +7,16 @@ wait for what it found, for hours if need be, without a collective that would ti
 
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
+
+from model.training.stop import Stop
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +29,7 @@ _PORTS = range(10_000, 32_768)
 _TO_MEET = timedelta(minutes=10)
 _TO_DECIDE = timedelta(days=7)
 _TO_END = timedelta(minutes=30)
+_TO_FOLLOW = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Ranks:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._decisions = 0
+        self._decisions = self._meetings = 0
 
     @property
     def is_first(self) -> bool:
@@ -133,6 +138,28 @@ class Ranks:
         store.set(key, pickle.dumps((True, value)))
         return value
 
+    def meet(self, stop: Stop) -> None:
+        """Waits until all ranks only remember signals, as `stop` does.
+
+        Before, a signal ends a process at once, and a rank that remembered it would wait in a
+        collective for one that is gone: here it waits for a moment, then ends too.
+        """
+        if self.place.world == 1:
+            return
+        self._meetings += 1
+        key, until = f"meeting {self._meetings}", float("inf")
+        store = self._store()
+        try:
+            store.add(key, 1)
+            while store.add(key, 0) < self.place.world:
+                if stop.exit_code:
+                    until = min(until, time.monotonic() + _TO_FOLLOW)
+                if time.monotonic() > until:
+                    raise SystemExit(stop.exit_code)
+                time.sleep(0.02)
+        except RuntimeError:  # rank 0, which holds the store, is gone
+            raise SystemExit(stop.exit_code or 1) from None
+
     def connect(self, device: "torch.device") -> None:
         """Makes the process group, once; collectives of a GPU need its device chosen first."""
         import torch
@@ -153,13 +180,17 @@ class Ranks:
         0, launchers end the rest, and rank 0 may still be closing what it has open."""
         if self.place.world == 1:
             return
+        # When the first process has ended, srun sends the others this: they are ending already.
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
         store = self._store()
-        if self.is_first:
-            store.set("ended", b"")
-            self._await_others(store, "ended known")
-        else:
-            store.wait(["ended"], _TO_END)
-            store.add("ended known", 1)
+        with suppress(RuntimeError):  # rank 0, which holds the store, is gone
+            if self.is_first:
+                store.set("ended", b"")
+                self._await_others(store, "ended known")
+            else:
+                store.wait(["ended"], _TO_END)
+                store.add("ended known", 1)
 
     @cache  # noqa: B019 - one object per process
     def _store(self) -> "torch.distributed.TCPStore":

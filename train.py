@@ -331,6 +331,7 @@ def train(
                 if team.is_first:
                     print(stopped, file=sys.stderr)
                 sys.exit(stop.exit_code)
+        team.disconnect()
         if not team.is_first:
             return
         upload = [tracker.upload_command] if tracker.upload_command else []

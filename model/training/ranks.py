@@ -106,7 +106,7 @@ class Ranks:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._decisions = self._meetings = 0
+        self._decisions = self._meetings = self._groups = 0
 
     @property
     def is_first(self) -> bool:
@@ -168,12 +168,20 @@ class Ranks:
             return
         if device.type == "cuda":
             torch.cuda.set_device(self.place.local_rank)
+        self._groups += 1
         torch.distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=self._store(),
+            store=torch.distributed.PrefixStore(f"group {self._groups}", self._store()),
             rank=self.place.rank,
             world_size=self.place.world,
         )
+
+    def disconnect(self) -> None:
+        """Ends the process group; a process that ends with its threads running may abort."""
+        import torch
+
+        if self.place.world > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def end_together(self) -> None:
         """Keeps the other ranks until rank 0 is done: where one ends with an exit code that is not
@@ -183,6 +191,7 @@ class Ranks:
         # When the first process has ended, srun sends the others this: they are ending already.
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
+        self.disconnect()
         store = self._store()
         with suppress(RuntimeError):  # rank 0, which holds the store, is gone
             if self.is_first:

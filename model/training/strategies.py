@@ -1,7 +1,10 @@
 """What Lightning is told of the processes and of what each of them holds."""
 
+import inspect
+
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
+from torch.nn.parallel import DistributedDataParallel
 
 from model.training.config import StrategySettings
 from model.training.ranks import Place
@@ -12,7 +15,9 @@ def lightning_strategy(settings: StrategySettings) -> Strategy | str:
     if settings.kind == "single":
         return "auto"
     # Buffers (random features, masks) are functions of the settings and the step, alike everywhere.
-    return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    known = inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DDPStrategy(gradient_as_bucket_view=True, **{name: False})
 
 
 class BraidEnvironment(ClusterEnvironment):

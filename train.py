@@ -58,7 +58,10 @@ def main(settings: TrainSettings) -> None:
     if processes > 1 and team.place.world == 1:
         from model.training.launch import launch, this_command
 
-        sys.exit(launch(this_command(), processes))
+        code = launch(this_command(), processes)
+        if code:
+            sys.exit(code)
+        return  # in a sweep, other jobs follow
 
     from rich import print as rich_print
 

@@ -113,6 +113,16 @@ def test_processes_whose_launcher_is_killed_save_and_stop(text, tmp_path):
     assert latest(run / "checkpoints").name == f"step-{max(losses(run)):08d}.ckpt"
 
 
+@pytest.mark.long
+def test_every_job_of_a_sweep_starts_its_processes(text, tmp_path):
+    name = "run.name=lr-${optimizer.lr}"
+    process = started(text, tmp_path, "-m", name, "optimizer.lr=0.001,0.002", *ddp(2))
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    for rate in ("0.001", "0.002"):
+        assert len(losses(tmp_path / f"lr-{rate}")) == 40
+
+
 def test_a_mistake_is_told_once(text, tmp_path):
     process = started(
         text, tmp_path, "trainer.batch_tokens=96", "strategy=ddp", "strategy.devices=2"

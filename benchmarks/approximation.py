@@ -29,8 +29,9 @@ from benchmarks.approximation_errors import Point, all_maps, errors, random_maps
 from benchmarks.approximation_picture import draw
 from benchmarks.approximation_report import show
 from benchmarks.approximation_results import Results
+from benchmarks.command import command, parser_of
 from benchmarks.machine import cpu_machine
-from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
+from benchmarks.saved import make_folder, read_results, start_or_continue
 from kernels.arguments import whole_number
 from model.feature_maps.cosformer import DEFAULT_LENGTH
 from model.training.files import write_atomic
@@ -44,35 +45,22 @@ _WANTED = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 where it cannot run."""
+@command
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    try:
-        if options.read:
-            results = read_results(options.read, Results)
-            make_folder(options.output)
-        else:
-            make_folder(options.output)
-            results = run(options.output / "approximation.json", options)
-        draw(results, options.output / "approximation.png")
-    except (Refused, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped(options.fresh), file=sys.stderr)
-        return 130
+    if options.read:
+        results = read_results(options.read, Results)
+        make_folder(options.output)
+    else:
+        make_folder(options.output)
+        results = run(options.output / "approximation.json", options)
+    draw(results, options.output / "approximation.png")
     show(results, Console(width=None if sys.stdout.isatty() else 160))
     print(f"numbers and picture: {options.output}")
-    return 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.approximation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.approximation", __doc__)
     tokens = whole_number(most=DEFAULT_LENGTH)  # cosFormer's longest row
     count = whole_number(most=65536)
     for name, kind, metavar, text in (

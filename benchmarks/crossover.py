@@ -28,6 +28,7 @@ import torch
 from rich.console import Console
 from tqdm import tqdm
 
+from benchmarks.command import command, parser_of
 from benchmarks.crossover_measure import Group, Instruments, groups, measure, measured
 from benchmarks.crossover_picture import draw
 from benchmarks.crossover_report import SOFTMAX, show
@@ -35,7 +36,7 @@ from benchmarks.crossover_results import Results
 from benchmarks.machine import cpu_machine, load
 from benchmarks.mixer_calls import build
 from benchmarks.presets import PRESETS
-from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
 from benchmarks.timing import Budget, cpu_milliseconds, cpu_peak_bytes
 from kernels.arguments import whole_number
 from model.training.files import write_atomic
@@ -51,41 +52,28 @@ QUICK = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 where it cannot run."""
+@command
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     file = options.output / "crossover.json"
-    try:
-        if options.read:
-            results = read_results(options.read, Results)
-            make_folder(options.output)
-        else:
-            _check_widths(options)
-            make_folder(options.output)
-            settings = {"width": options.width, "mixers": options.mixers}
-            nothing = {"machine": cpu_machine(), "settings": settings}
-            nothing |= {"loads": [], "points": [], "notes": []}
-            results = start_or_continue(file, Results, nothing, options.fresh)
-            run(results, file, options)
-        draw(results, options.output)
-    except (Refused, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped(options.fresh), file=sys.stderr)
-        return 130
+    if options.read:
+        results = read_results(options.read, Results)
+        make_folder(options.output)
+    else:
+        _check_widths(options)
+        make_folder(options.output)
+        settings = {"width": options.width, "mixers": options.mixers}
+        nothing = {"machine": cpu_machine(), "settings": settings}
+        nothing |= {"loads": [], "points": [], "notes": []}
+        results = start_or_continue(file, Results, nothing, options.fresh)
+        run(results, file, options)
+    draw(results, options.output)
     show(results, Console(width=None if sys.stdout.isatty() else 160))
     print(f"numbers and pictures: {options.output}")
-    return 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.crossover",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.crossover", __doc__)
     tokens = whole_number(most=2**20)
     parser.add_argument("--quick", action="store_true", help="one head size, about a minute")
     parser.add_argument(

@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import fla_ops
+from benchmarks.command import parser_of
 from benchmarks.kernel_calls import BRAID, FLA
 from benchmarks.kernel_cases import LENGTHS, OPS, TARGET_WIDTH, WIDTHS, all_cases, quick_cases
 from benchmarks.kernel_measure import Instruments, measure
@@ -68,12 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.kernels", __doc__)
     parser.add_argument("--quick", action="store_true", help="a fixed selection, under 4 minutes")
     parser.add_argument("--ops", nargs="+", choices=OPS, help=f"default: {' '.join(OPS)}")
     parser.add_argument(

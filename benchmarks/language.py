@@ -23,48 +23,36 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
+from benchmarks.command import command, parser_of
 from benchmarks.language_models import MODELS
 from benchmarks.language_picture import draw
 from benchmarks.language_report import show
 from benchmarks.language_results import Results
 from benchmarks.language_train import Job, finished
 from benchmarks.machine import cpu_machine
-from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
 from kernels.arguments import whole_number
 from model.training.files import write_atomic
 
 TOKENS, SEEDS = 1_500_000, 3
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 where it cannot run."""
+@command
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    try:
-        if options.read:
-            results = read_results(options.read, Results)
-            make_folder(options.output)
-        else:
-            make_folder(options.output)
-            results = run(options.output, options)
-        draw(results, options.output / "language.png")
-    except (Refused, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped(options.fresh), file=sys.stderr)
-        return 130
+    if options.read:
+        results = read_results(options.read, Results)
+        make_folder(options.output)
+    else:
+        make_folder(options.output)
+        results = run(options.output, options)
+    draw(results, options.output / "language.png")
     show(results, Console(width=None if sys.stdout.isatty() else 160))
     print(f"numbers and picture: {options.output}")
-    return 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.language",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.language", __doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, metavar="MODEL",
                         help=f"of {' '.join(MODELS)}; default all")  # fmt: skip
     parser.add_argument("--seeds", type=whole_number(most=1000), metavar="N",
@@ -143,7 +131,10 @@ def _prepared(root: Path) -> str:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = validate(compose("prepare"), PrepareSettings)
     data = settings.data.model_copy(update={"root": str(root)})
-    return read_index(prepare(data, settings.tokenizer)).fingerprint
+    try:
+        return read_index(prepare(data, settings.tokenizer)).fingerprint
+    except ValueError as error:
+        raise Refused(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -33,11 +33,12 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
+from benchmarks.command import command, parser_of
 from benchmarks.loader_report import save, show
 from benchmarks.loader_results import CONFIGURATIONS, Results
 from benchmarks.loader_set import write_sparse_set
 from benchmarks.machine import cpu_machine, load
-from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
 from conf.cli import CONF
 from kernels.arguments import whole_number
 from model.training.files import write_atomic
@@ -46,34 +47,21 @@ _FIXED = {"tokens": 10**11, "document_tokens": 1000, "seq_len": 4096, "rows": 12
 _WORKERS = (0, 2)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 where it cannot run."""
+@command
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    try:
-        make_folder(options.output)
-        if options.read:
-            results = read_results(options.read, Results)
-        else:
-            results = run(options.output / "loader.json", options)
-        if options.save:
-            save(results, CONF.parent)
-    except (Refused, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped(options.fresh), file=sys.stderr)
-        return 130
+    make_folder(options.output)
+    if options.read:
+        results = read_results(options.read, Results)
+    else:
+        results = run(options.output / "loader.json", options)
+    if options.save:
+        save(results, CONF.parent)
     show(results, Console(width=None if sys.stdout.isatty() else 120))
-    return 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.loader",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.loader", __doc__)
     for name, most, text in (
         ("tokens", 10**13, "of the data set"),
         ("document-tokens", 10**9, "of each document"),

@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import fla_ops
+from benchmarks.command import parser_of
 from kernels import LinearState, linear_attention
 from kernels.arguments import whole_number
 from kernels.problems import relative_error
@@ -315,12 +316,7 @@ def _cells(case: Case, backend: str, found: dict[str, float]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.parity_fla",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.parity_fla", __doc__)
     parser.add_argument("--op", nargs="+", choices=FOLDERS, default=list(FOLDERS))
     parser.add_argument("--backend", nargs="+", choices=["torch", "triton"], help="default: all")
     types = [str(dtype).removeprefix("torch.") for dtype in BUDGETS]

@@ -28,11 +28,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import command, parser_of
 from benchmarks.machine import cpu_machine, describe, load
 from benchmarks.prepare_corpus import some_text, write_corpus
 from benchmarks.prepare_encoders import KINDS, bare_speed, train
 from benchmarks.prepare_results import Results
-from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
 from data.index import read_index
 from data.tokenizer import Tokenizer
 from kernels.arguments import whole_number
@@ -75,32 +76,19 @@ class Used(NamedTuple):
     peak: int
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 where it cannot run."""
+@command
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    try:
-        if options.read:
-            results = read_results(options.read, Results)
-        else:
-            make_folder(options.output)
-            results = run(options.output / "prepare.json", options)
-    except (Refused, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped(options.fresh), file=sys.stderr)
-        return 130
+    if options.read:
+        results = read_results(options.read, Results)
+    else:
+        make_folder(options.output)
+        results = run(options.output / "prepare.json", options)
     show(results, Console(width=None if sys.stdout.isatty() else 120))
-    return 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.prepare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.prepare", __doc__)
     size = whole_number(most=1_000_000)
     for name, kind, text in (
         ("megabytes", size, "of text"),

@@ -33,6 +33,7 @@ import torch
 from rich.console import Console
 from tqdm import tqdm
 
+from benchmarks.command import command, parser_of
 from benchmarks.machine import cpu_machine
 from benchmarks.recall_models import MODELS, RESIZED
 from benchmarks.recall_picture import draw
@@ -40,7 +41,7 @@ from benchmarks.recall_report import show
 from benchmarks.recall_results import Results
 from benchmarks.recall_train import Setup
 from benchmarks.recall_work import Task, done, first_tasks, more_seeds, train_all
-from benchmarks.saved import Refused, make_folder, read_results, start_or_continue, stopped
+from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
 from kernels.arguments import whole_number
 from model.training.files import write_atomic
 
@@ -58,36 +59,23 @@ _WANTED = {"models": (*MODELS, *RESIZED), "rates": (0.006, 0.01), "seeds": 3}
 _QUICK = {"models": ("softmax", "linear", "gla", "deltanet"), "rates": (0.006,), "seeds": 1}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; 2 where it cannot run."""
+@command
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    try:
-        if options.read:
-            results = read_results(options.read, Results)
-            make_folder(options.output)
-        else:
-            setup = _setup(options)
-            make_folder(options.output)
-            results = run(options.output / "recall.json", setup, options)
-        draw(results, options.output / "recall.png")
-    except (Refused, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped(options.fresh), file=sys.stderr)
-        return 130
+    if options.read:
+        results = read_results(options.read, Results)
+        make_folder(options.output)
+    else:
+        setup = _setup(options)
+        make_folder(options.output)
+        results = run(options.output / "recall.json", setup, options)
+    draw(results, options.output / "recall.png")
     show(results, Console(width=None if sys.stdout.isatty() else 160))
     print(f"numbers and picture: {options.output}")
-    return 0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.recall",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("benchmarks.recall", __doc__)
     parser.add_argument("--quick", action="store_true", help="few models, about two minutes")
     parser.add_argument(
         "--models", nargs="+", choices=_WANTED["models"], metavar="MODEL",

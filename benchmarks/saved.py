@@ -80,11 +80,6 @@ def start_or_continue(
     return results
 
 
-def stopped(fresh: bool) -> str:
-    """What a command says that was stopped and has saved what it measured."""
-    return f"stopped; the same command{' without --fresh' if fresh else ''} continues"
-
-
 def make_folder(path: Path) -> None:
     """Creates the output folder, before any work.
 

@@ -123,9 +123,12 @@ class Ranks:
         key = f"decision {self._decisions}"
         self._decisions += 1
         if not self.is_first:
-            store.wait([key], _TO_DECIDE)
-            decided, value = pickle.loads(store.get(key))
-            store.add(f"{key} known", 1)
+            try:
+                store.wait([key], _TO_DECIDE)
+                decided, value = pickle.loads(store.get(key))
+                store.add(f"{key} known", 1)
+            except RuntimeError:  # it is gone, and with it the store
+                decided = False
             if not decided:
                 raise RankZeroFailed(1)
             return value

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from benchmarks.saved import Count, Refused, read_results, start_or_continue, stopped
+from benchmarks.saved import Count, Refused, read_results, start_or_continue
 
 HERE = {
     "cpu": "Some CPU", "cores": 2, "threads": 1, "torch": "2.13", "python": "3.11",
@@ -82,8 +82,3 @@ def test_a_file_is_added_to_on_the_same_machine_with_the_same_settings(tmp_path)
     other = NOTHING | {"machine": HERE | {"cpu": "Other CPU"}}
     with pytest.raises(Refused, match=r"holds measurements of Some CPU.*, and this is Other CPU"):
         start_or_continue(path, Results, other, fresh=False)
-
-
-def test_a_stopped_command_says_what_continues():
-    assert stopped(fresh=False) == "stopped; the same command continues"
-    assert stopped(fresh=True) == "stopped; the same command without --fresh continues"

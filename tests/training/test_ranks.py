@@ -1,6 +1,7 @@
 """The place of a process, ports of jobs, what rank 0 decides, the number of processes."""
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -113,7 +114,7 @@ def test_rows_that_cannot_be_shared():
 
 
 DECIDING = """
-import sys, time
+import os, signal, sys, time
 from model.training.ranks import ranks
 team = ranks()
 time.sleep(0.5 * team.place.rank)  # they need not start together
@@ -123,6 +124,8 @@ def fail():
     raise ValueError("a mistake")
 if sys.argv[1] == "fail":
     team.decided(fail)
+if sys.argv[1] == "die":
+    team.decided(lambda: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 
@@ -132,11 +135,12 @@ def test_what_rank_0_decides(tmp_path):
     assert printed == [["('first', 0)", "['go']"]] * 2
 
 
-def test_where_rank_0_fails_it_alone_says_why(tmp_path):
+@pytest.mark.parametrize(("way", "code"), [("fail", 1), ("die", -signal.SIGKILL)])
+def test_where_rank_0_fails_it_alone_says_why(tmp_path, way, code):
     (tmp_path / "script.py").write_text(DECIDING)
     processes = [
         subprocess.Popen(
-            [sys.executable, str(tmp_path / "script.py"), "fail"],
+            [sys.executable, str(tmp_path / "script.py"), way],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -144,6 +148,6 @@ def test_where_rank_0_fails_it_alone_says_why(tmp_path):
         for environment in environments(2)
     ]
     errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [1, 1]
-    assert "ValueError: a mistake" in errors[0]
-    assert errors[1] == ""
+    assert [process.returncode for process in processes] == [code, 1]
+    assert ("ValueError: a mistake" in errors[0]) == (way == "fail")
+    assert "Traceback" not in errors[1]

@@ -15,7 +15,7 @@ from tests.commands import small_run
 
 pytestmark = pytest.mark.slurm
 
-TOKENS = ["trainer.tokens=38400", "trainer.checkpoint_every=20"]  # 300 steps
+TOKENS = ["trainer.tokens=51200", "trainer.checkpoint_every=20"]  # 400 steps
 
 
 class Job:

@@ -408,6 +408,8 @@ def _quiet_lightning() -> None:
     # Rows are read from memory maps: loader processes would only cost start-up time.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    # On a machine with SLURM it thinks that one process must be a mistake.
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # these sums are over all ranks
 
 

@@ -44,8 +44,10 @@ def test_two_ranks_on_uneven_files_do_what_one_process_does(folder, tmp_path, ro
     assert f"{share:.2f}" in out
 
     script = Path(__file__).parent / "two_ranks_train.py"
-    lines = run_two_ranks(script, *overrides, "run.name=both")
-    first, second = (json.loads(printed[-1]) for printed in lines)
+    lines = run_two_ranks(script, *overrides, "run.name=both", "strategy=ddp")
+    first, second = (
+        json.loads(next(line for line in printed if line.startswith("{"))) for printed in lines
+    )
     assert first["steps"] == second["steps"] == steps
     # Each sample of the run once: so every window once, before the next epoch begins.
     assert sorted(first["trained"] + second["trained"]) == list(range(rows * steps))

@@ -32,7 +32,7 @@ from benchmarks.approximation_results import Results
 from benchmarks.command import command, parser_of
 from benchmarks.machine import cpu_machine
 from benchmarks.saved import make_folder, read_results, start_or_continue
-from kernels.arguments import whole_number
+from kernels.arguments import real_number, whole_number
 from model.feature_maps.cosformer import DEFAULT_LENGTH
 from model.training.files import write_atomic
 
@@ -43,6 +43,8 @@ _WANTED = {
     "lengths": (64, 128, 256, 512, 1024),
     "seeds": 12,
 }
+
+_scale = real_number(1e-6, 100, allowed="from 1e-6 to 100", example="0.5")
 
 
 @command
@@ -163,16 +165,6 @@ def _work(options: argparse.Namespace) -> Iterator[tuple[str, int, Point]]:
 def _maps(sweep: str, features: int, point: Point) -> dict[str, nn.Module | None]:
     make = random_maps if sweep == "features" else all_maps
     return make(point.dim, features, point.seed)
-
-
-def _scale(text: str) -> float:
-    try:
-        scale = float(text)
-    except ValueError:
-        scale = 0.0
-    if not 1e-6 <= scale <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1e-6 to 100, such as 0.5")
-    return scale
 
 
 if __name__ == "__main__":

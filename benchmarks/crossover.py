@@ -38,7 +38,7 @@ from benchmarks.mixer_calls import build
 from benchmarks.presets import PRESETS
 from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
 from benchmarks.timing import Budget, cpu_milliseconds, cpu_peak_bytes
-from kernels.arguments import whole_number
+from kernels.arguments import real_number, whole_number
 from model.training.files import write_atomic
 
 WIDTH, HEAD_DIMS = 256, (32, 64, 128)
@@ -50,6 +50,8 @@ QUICK = {
     "contexts": (512, 2048, 8192),
     "minutes": 0.8,
 }
+
+_minutes = real_number(0.1, allowed="of minutes >= 0.1", example="5")
 
 
 @command
@@ -189,16 +191,6 @@ def _check_widths(options: argparse.Namespace) -> None:
                     build(name, options.width, head_dim, longest)
             except ValueError as error:
                 raise Refused(f"{name} with --head-dims {head_dim}: {error}") from error
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0.1 <= minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes >= 0.1, such as 5")
-    return minutes
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from benchmarks.kernel_report import draw, show
 from benchmarks.kernel_results import Results
 from benchmarks.saved import Refused, make_folder, read_results
 from benchmarks.timing import Budget, gpu_extra_bytes, gpu_milliseconds
-from kernels.arguments import whole_number
+from kernels.arguments import real_number, whole_number
 from kernels.progress import progress
 from model.training.files import write_atomic
 
@@ -42,6 +42,8 @@ QUICK_MINUTES, MINUTES = 3.6, 20.0
 OUTPUT = Path("outputs/kernels")
 _FIRST_STEP_SHARE = 0.25  # of the budget, at most, for one library's first step
 _ROOT = Path(__file__).resolve().parent.parent
+
+_minutes = real_number(1, allowed="of minutes >= 1", example="8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,16 +173,6 @@ def machine() -> dict:
         "versions": versions,
         "revision": described.stdout.strip() or "unknown",
     }
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 1 <= minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes >= 1, such as 8")
-    return minutes
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from benchmarks.recall_results import Results
 from benchmarks.recall_train import Setup
 from benchmarks.recall_work import Task, done, first_tasks, more_seeds, train_all
 from benchmarks.saved import Refused, make_folder, read_results, start_or_continue
-from kernels.arguments import whole_number
+from kernels.arguments import real_number, whole_number
 from model.training.files import write_atomic
 
 # Chosen in short trials of softmax attention, linear, GLA and DeltaNet: models first learn nothing
@@ -57,6 +57,8 @@ _SHARED = {
 }
 _WANTED = {"models": (*MODELS, *RESIZED), "rates": (0.006, 0.01), "seeds": 3}
 _QUICK = {"models": ("softmax", "linear", "gla", "deltanet"), "rates": (0.006,), "seeds": 1}
+
+_rate = real_number(1e-6, 1, allowed="from 1e-6 to 1", example="0.01")
 
 
 @command
@@ -168,16 +170,6 @@ def _shown(default: Any) -> str:
 
 def _typed(names: list[str]) -> str:
     return " ".join(f"--{name.replace('_', '-')}" for name in names)
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 1e-6 <= rate <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1e-6 to 1, such as 0.01")
-    return rate
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from model.training.stop import Stop
@@ -119,7 +119,7 @@ class Ranks:
         """
         if self.place.world == 1:
             return decide()
-        store = self._store()
+        store = self._store
         key = f"decision {self._decisions}"
         self._decisions += 1
         if not self.is_first:
@@ -151,7 +151,7 @@ class Ranks:
             return
         self._meetings += 1
         key, until = f"meeting {self._meetings}", float("inf")
-        store = self._store()
+        store = self._store
         try:
             store.add(key, 1)
             while store.add(key, 0) < self.place.world:
@@ -174,7 +174,7 @@ class Ranks:
         self._groups += 1
         torch.distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=torch.distributed.PrefixStore(f"group {self._groups}", self._store()),
+            store=torch.distributed.PrefixStore(f"group {self._groups}", self._store),
             rank=self.place.rank,
             world_size=self.place.world,
         )
@@ -195,7 +195,7 @@ class Ranks:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         self.disconnect()
-        store = self._store()
+        store = self._store
         with suppress(RuntimeError):  # rank 0, which holds the store, is gone
             if self.is_first:
                 store.set("ended", b"")
@@ -204,7 +204,7 @@ class Ranks:
                 store.wait(["ended"], _TO_END)
                 store.add("ended known", 1)
 
-    @cache  # noqa: B019 - one object per process
+    @cached_property
     def _store(self) -> "torch.distributed.TCPStore":
         from torch.distributed import TCPStore
 

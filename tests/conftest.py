@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import pytest
 
 import train as train_command
-from tests.commands import small_run
+from tests.commands import called, small_run
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def text(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def command(tmp_path, text, monkeypatch, capsys):
+def command(tmp_path, text):
     """Runs a command in this process; returns (exit code, standard output, standard error)."""
 
     def run(main, *overrides, small=True):
@@ -35,14 +35,7 @@ def command(tmp_path, text, monkeypatch, capsys):
             settings = [f"root={tmp_path}"]
         else:
             settings = small_run(text, tmp_path) if small else [f"run.root={tmp_path}"]
-        monkeypatch.setattr(sys, "argv", ["command", *settings, *overrides])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit:
-            code = exit.code
-        out = capsys.readouterr()
-        return code, out.out, out.err
+        return called(main, *settings, *overrides)
 
     return run
 

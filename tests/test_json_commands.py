@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from data.index import files_of, read_index
 from data.prepare import prepare
 from data.sets import Prepared
 from data.tokenizer import Tokenizer
-from tests.commands import SMALL
+from tests.commands import SMALL, called
 from tests.composing import composed
 from tests.data.json_files import END, KINDS, gpt2, write
 
@@ -47,22 +46,6 @@ def histogram(monkeypatch):
     monkeypatch.setattr("data.merge.draw_lengths", lambda folder, index, path: path.touch())
 
 
-@pytest.fixture
-def do(root, monkeypatch, capsys):
-    """Runs a command on `root`; returns (exit code, standard output, standard error)."""
-
-    def run(main, *overrides):
-        monkeypatch.setattr(sys, "argv", ["command", *overrides])
-        try:
-            main()
-            code = 0
-        except SystemExit as exit:
-            code = exit.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def source(root, name, at="prepared"):
     return [
         f"data.files={root}/{name}/*.jsonl",
@@ -76,15 +59,15 @@ def given(root):
     return ["tokenizer=hf_json", f"tokenizer.path={root}/gpt2/tokenizer.json"]
 
 
-def test_parts_make_the_data_set_of_one_process(root, do):
+def test_parts_make_the_data_set_of_one_process(root):
     options = [*source(root, "web", "one"), *given(root)]
-    code, _, err = do(prepare_command.main, *options)
+    code, _, err = called(prepare_command.main, *options)
     assert code == 0, err
     assert err.count("note: The tokenizer names no bos and no pad token") == 1
     parts = [*source(root, "web", "parts"), "tokenizer=hf_json", f"tokenizer.path={root}/gpt2"]
     for part in ("0/2", "1/2", "0/2", "1/2"):
-        assert do(prepare_command.main, *parts, f"shard={part}")[0] == 0
-    assert do(prepare_command.main, *parts, "merge=true")[0] == 0
+        assert called(prepare_command.main, *parts, f"shard={part}")[0] == 0
+    assert called(prepare_command.main, *parts, "merge=true")[0] == 0
     (one,), (several,) = (root / "one").iterdir(), (root / "parts").iterdir()
     assert one.name == several.name
     indexes = [read_index(folder) for folder in (one, several)]
@@ -107,56 +90,56 @@ def test_parts_make_the_data_set_of_one_process(root, do):
     assert index.validation.unigram_nats_per_token == pytest.approx(-(shares @ np.log(shares)))
 
 
-def test_a_run_from_training_to_text(root, do, tmp_path):
+def test_a_run_from_training_to_text(root, tmp_path):
     run = [f"run.root={tmp_path}", "run.name=run", *SMALL_JSON, *source(root, "web"), *given(root)]
     run += ["trainer.tokens=256"]
-    code, out, err = do(train_command.main, *run)
+    code, out, err = called(train_command.main, *run)
     assert code == 0, err
-    code, out, err = do(train_command.main, *run)
+    code, out, err = called(train_command.main, *run)
     assert code == 0, err
     saved = Tokenizer.load(root / "gpt2")
     assert tokenizer_of(tmp_path / "run").fingerprint == saved.fingerprint
     at = [f"root={tmp_path}", "run=run"]
-    code, out, err = do(generate_command.main, *at, "prompt=x <think></s>é", "max_new_tokens=5")
+    code, out, err = called(generate_command.main, *at, "prompt=x <think></s>é", "max_new_tokens=5")
     assert code == 0, err
     assert out.startswith("x <think></s>é")
-    code, out, err = do(eval_command.main, *at)
+    code, out, err = called(eval_command.main, *at)
     assert code == 0, err
     assert "nats per token" in out
-    code, out, err = do(inspect_command.main, *at, "step=1", "color=never")
+    code, out, err = called(inspect_command.main, *at, "step=1", "color=never")
     assert code == 0, err
     assert "⟨bos=eos⟩" in out
     assert "<think> of" in out
     (tmp_path / "run" / "special_tokens_map.json").write_text("{}")
-    code, _, err = do(generate_command.main, *at)
+    code, _, err = called(generate_command.main, *at)
     assert code == 1
     assert "not the hf_json tokenizer that the run was trained with. Copy it again: cp" in err
     assert err.rstrip().endswith(f"special_tokens_map.json {tmp_path}/run")
 
 
-def test_a_second_source_takes_the_tokenizer_of_the_first(root, do, tmp_path):
-    assert do(prepare_command.main, *source(root, "web", "mixed"), *given(root))[0] == 0
+def test_a_second_source_takes_the_tokenizer_of_the_first(root, tmp_path):
+    assert called(prepare_command.main, *source(root, "web", "mixed"), *given(root))[0] == 0
     (web,) = (root / "mixed").iterdir()
     again = ["tokenizer=hf_json", f"tokenizer.path={web}/tokenizer.json"]
-    assert do(prepare_command.main, *source(root, "code", "mixed"), *again)[0] == 0
+    assert called(prepare_command.main, *source(root, "code", "mixed"), *again)[0] == 0
     (code_set,) = set((root / "mixed").iterdir()) - {web}
     run = [f"run.root={tmp_path}", "run.name=run", *SMALL_JSON, "trainer.tokens=256"]
     mixture = f"data.sources={{web:{{path:{web}}},code:{{path:{code_set}}}}}"
-    code, _, err = do(train_command.main, *run, "data=mixture", mixture)
+    code, _, err = called(train_command.main, *run, "data=mixture", mixture)
     assert code == 0, err
 
     other = ["tokenizer.vocab_size=300"]
-    assert do(prepare_command.main, *source(root, "code", "other"), *other)[0] == 0
+    assert called(prepare_command.main, *source(root, "code", "other"), *other)[0] == 0
     (alien,) = (root / "other").iterdir()
     mixture = f"data.sources={{web:{{path:{web}}},code:{{path:{alien}}}}}"
-    code, _, err = do(train_command.main, *run, "run.name=b", "data=mixture", mixture)
+    code, _, err = called(train_command.main, *run, "run.name=b", "data=mixture", mixture)
     assert code == 1
     assert "different tokenizers, hf_json " in err
     assert " and sentencepiece " in err
     assert f"tokenizer=hf_json tokenizer.path={web}/tokenizer.json" in err
 
     init = ["run.name=c", f"run.init_from={tmp_path}/run", *source(root, "code", "other"), *other]
-    code, _, err = do(train_command.main, *run, *init)
+    code, _, err = called(train_command.main, *run, *init)
     assert code == 1
     assert f"belong to its tokenizer {tmp_path}/run/tokenizer.json (hf_json, " in err
     assert f"tokenizer=hf_json tokenizer.path={tmp_path}/run/tokenizer.json" in err
@@ -202,9 +185,9 @@ def test_a_forced_change_of_kind_leaves_one_tokenizer(root, tmp_path):
         ),
     ],
 )
-def test_a_mistake_ends_with_one_error_before_any_work(root, do, typed, message):
+def test_a_mistake_ends_with_one_error_before_any_work(root, typed, message):
     typed = [key.replace("ROOT", str(root)) for key in typed]
-    code, _, err = do(prepare_command.main, *source(root, "web", "mistakes"), *typed)
+    code, _, err = called(prepare_command.main, *source(root, "web", "mistakes"), *typed)
     assert code == 1
     assert err.count("error:") == 1
     assert message.replace("ROOT", str(root)) in err
@@ -212,24 +195,24 @@ def test_a_mistake_ends_with_one_error_before_any_work(root, do, typed, message)
     assert not (root / "mistakes").exists()
 
 
-def test_other_roles_are_another_data_set(root, do):
+def test_other_roles_are_another_data_set(root):
     shutil.copytree(root / "gpt2", root / "roles")
     for pad in ("null", "<think>"):
         typed = ["tokenizer=hf_json", f"tokenizer.path={root}/roles", f"tokenizer.pad='{pad}'"]
         typed[-1] = "tokenizer.pad=null" if pad == "null" else typed[-1]
-        assert do(prepare_command.main, *source(root, "web", "pads"), *typed)[0] == 0
+        assert called(prepare_command.main, *source(root, "web", "pads"), *typed)[0] == 0
     indexes = [read_index(folder) for folder in (root / "pads").iterdir()]
     assert len({index.tokenizer_fingerprint for index in indexes}) == 2
     assert sorted(index.pad_id for index in indexes)[0] == 0
 
 
-def test_more_ids_than_16_bits_are_stored_in_32(root, do):
+def test_more_ids_than_16_bits_are_stored_in_32(root):
     contents = json.loads(KINDS["gpt2"][0](TEXT * 100).to_str())
     del contents["added_tokens"][1:]
     contents["model"]["vocab"]["zzq"] = 70_000
     write(gpt2(TEXT * 100), root / "large", {"eos": END}, **contents)
     typed = ["tokenizer=hf_json", f"tokenizer.path={root}/large"]
-    assert do(prepare_command.main, *source(root, "web", "wide"), *typed)[0] == 0
+    assert called(prepare_command.main, *source(root, "web", "wide"), *typed)[0] == 0
     (folder,) = (root / "wide").iterdir()
     index = read_index(folder)
     assert (index.dtype, index.vocab_size) == ("uint32", 70_001)

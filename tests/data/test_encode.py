@@ -14,19 +14,24 @@ from data.plan import part_folder, ranges_file
 LONG = "def f(x):\n    return 'δέλτα 😀'  # ▁ \ue000\t\t" * 40
 
 
+def write_spool(folder, texts):
+    """Makes these texts the training documents of the folder's only part; returns their ranges."""
+    part_folder(folder, 0).mkdir(exist_ok=True)
+    data = [text.encode() for text in texts]
+    (part_folder(folder, 0) / "spool").write_bytes(b"".join(data))
+    sizes = np.array([len(text) for text in data], dtype=np.int64)
+    ranges = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    np.save(ranges_file(folder, 0, "train"), ranges)
+    return ranges
+
+
 @pytest.fixture
 def spooled(tmp_path, tokenizer):
     """Writes a folder with a tokenizer and one part whose training documents are these texts."""
 
     def write(texts):
         tokenizer.save(tmp_path)
-        part_folder(tmp_path, 0).mkdir(exist_ok=True)
-        data = [text.encode() for text in texts]
-        (part_folder(tmp_path, 0) / "spool").write_bytes(b"".join(data))
-        sizes = np.array([len(text) for text in data], dtype=np.int64)
-        ranges = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
-        np.save(ranges_file(tmp_path, 0, "train"), ranges)
-        return tmp_path, ranges
+        return tmp_path, write_spool(tmp_path, texts)
 
     return write
 

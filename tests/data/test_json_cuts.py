@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from data.encode import Encoder, tasks, write_split
-from data.plan import part_folder, ranges_file
 from data.tokenizer import Tokenizer
 from tests.data.json_files import END, KINDS, split_by, write
-from tests.data.test_encode import encoded, expected
+from tests.data.test_encode import encoded, expected, write_spool
 
 KIND_NAMES = list(KINDS)
 
@@ -34,21 +33,10 @@ def folder_of_kind(code_text, tmp_path_factory):
     return of
 
 
-def spooled(folder: Path, texts: list[str]) -> np.ndarray:
-    """Makes these texts the training documents of the folder's only part; returns their ranges."""
-    part_folder(folder, 0).mkdir(exist_ok=True)
-    data = [text.encode() for text in texts]
-    (part_folder(folder, 0) / "spool").write_bytes(b"".join(data))
-    sizes = np.array([len(text) for text in data], dtype=np.int64)
-    ranges = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
-    np.save(ranges_file(folder, 0, "train"), ranges)
-    return ranges
-
-
 def assert_whole(folder: Path, texts: list[str], task_bytes: int) -> int:
     """Checks that tasks give the tokens of whole texts; returns how many cuts are unsafe."""
     tokenizer = Tokenizer.load(folder)
-    ids, starts, cuts = encoded(folder, spooled(folder, texts), task_bytes)
+    ids, starts, cuts = encoded(folder, write_spool(folder, texts), task_bytes)
     assert tokenizer.decode(ids) == "".join(texts)
     if not cuts:
         assert (ids, starts) == expected(tokenizer, texts)
@@ -136,7 +124,7 @@ def test_a_run_of_one_character_is_cut_all_the_same_and_counted(folder_of_kind, 
     cuts = assert_whole(folder, [text], 1000)
     assert cuts in (0, 4)  # 0: the character is a token of its own everywhere
     tokenizer = Tokenizer.load(folder)
-    ids, _, _ = encoded(folder, spooled(folder, [text]), 1000)
+    ids, _, _ = encoded(folder, write_spool(folder, [text]), 1000)
     assert len(ids) <= len(tokenizer.encode(text)) + 2 + 8 * cuts
 
 
@@ -147,7 +135,7 @@ def test_files_do_not_depend_on_the_processes(
     monkeypatch.setattr("data.encode.TASK_BYTES", 4000)
     folder = folder_of_kind("gpt2")
     texts = [code_text[:20_000], *(f"document {n}" for n in range(300)), code_text[:7000]]
-    ranges = spooled(folder, texts)
+    ranges = write_spool(folder, texts)
     with tqdm(disable=True) as bar:
         split, cuts = write_split(folder, 0, f"train{processes}", "train", processes, bar)
     ids = np.concatenate([np.fromfile(folder / shard.file, "<u2") for shard in split.shards])
@@ -161,8 +149,8 @@ def test_files_do_not_depend_on_the_processes(
 def test_where_a_document_is_cut_depends_on_its_text_alone(folder_of_kind, code_text):
     """The same document behind others, and in tasks that are done in another order."""
     folder, text = folder_of_kind("llama3"), code_text[:30_000]
-    alone = encoded(folder, spooled(folder, [text]), 4000)[0]
-    ranges = spooled(folder, ["é" * 1000, text])
+    alone = encoded(folder, write_spool(folder, [text]), 4000)[0]
+    ranges = write_spool(folder, ["é" * 1000, text])
     encoder = Encoder(folder, 0, "train", 4000)
     work = [task for task in tasks(ranges, 0, 4000) if task.first == 1]
     blocks = {task: encoder(task).ids for task in reversed(work)}

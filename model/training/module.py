@@ -18,6 +18,7 @@ from torch import Tensor
 
 from model.network import LanguageModel
 from model.training.config import OptimizerSettings, ScheduleSettings, TrainerSettings
+from model.training.gradients import clip
 from model.training.loss import IGNORED, chunked_cross_entropy
 from model.training.optimizers import build_optimizer
 from model.training.schedules import learning_rate_factor
@@ -97,7 +98,7 @@ class TrainingModule(L.LightningModule):
             cross_entropy += summed
 
         optimizer = self.optimizers()
-        grad_norm = self._clip()
+        grad_norm = clip(self.model.parameters(), self.training_settings.clip_grad_norm)
         finite = bool(torch.isfinite(grad_norm))
         factor = learning_rate_factor(self.schedule, tokens, self.total_tokens)
         optimizer.optimizer.scale_lr(factor)
@@ -170,15 +171,6 @@ class TrainingModule(L.LightningModule):
             self.training_settings.loss_chunk,
             self.training_settings.z_loss if self.training else 0.0,
         )
-
-    def _clip(self) -> Tensor:
-        """Scales all gradients to the highest allowed norm; returns the norm before."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-        highest = self.training_settings.clip_grad_norm
-        if highest is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, highest, norm)
-        return norm
 
     def _count_skipped(self, finite: bool, step: int) -> None:
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
